@@ -1,0 +1,37 @@
+# Everything sets itself up in .venv; nothing outside this folder is touched.
+SHELL := bash
+ROOT_OK := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(ROOT_OK)
+NP ?= 5
+JOB ?= quick
+
+.PHONY: train test test-all check clean setup
+
+train: .venv/ready  ## five agents, ten games, a minute or two
+	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
+
+test: check .venv-mpich/ready  ## everything that needs only pip
+	$(RUN) python -m pytest -m "not root" --durations=10
+
+test-all: .venv-mpich/ready  ## what needs root or Debian packages
+	tools/debian-packages
+	$(RUN) python -m pytest -m root --durations=10
+
+check: .venv/ready  ## lint and types
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+setup: .venv/ready .venv-mpich/ready
+
+.venv/ready: pyproject.toml constraints.txt tools/setup
+	tools/setup
+	touch $@
+
+.venv-mpich/ready: .venv/ready
+	tools/setup mpich
+	touch $@
+
+clean:
+	rm -rf .venv .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,6 @@
+"""`python -m canal_mpi` is the same program as `canal-mpi`."""
+
+from canal_mpi.cli import main
+
+if __name__ == "__main__":
+    main()

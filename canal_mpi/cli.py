@@ -1,0 +1,130 @@
+"""The command line: `canal-mpi train`, `canal-mpi config`. Loads neither torch nor MPI for help."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from canal_mpi import __version__
+from canal_mpi.errors import CanalError
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
+
+JOB_OPTIONS = [
+    click.option("--job", "job_file", metavar="NAME|FILE", help="A named job, or your own TOML."),
+    click.option("--preset", help="Settings to start from: canal is the original's learner."),
+    click.option("--seed", type=int, help="The same seed gives the same bits."),
+    click.option("--frames", type=int, help="Agent steps on each task (not emulator frames)."),
+    click.option("--tasks", help="Games or gymnasium ids, separated by commas."),
+    click.option("--order", help="canal, rotate, random, same, or module:function."),
+    click.option("--share", "policy", help="Which lessons agents take: exact, or none."),
+    click.option("--topology", help="Who hears whom: full, ring, star, none, or a file of edges."),
+    click.option("--obs", help="What agents see of Atari games: ram or pixels."),
+    click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
+    click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="SECTION.KEY=VALUE",
+        help="Any other setting; `canal-mpi config` lists them.",
+    ),
+]
+FLAG_KEYS = {
+    "preset": "preset",
+    "seed": "seed",
+    "frames": "train.frames",
+    "tasks": "tasks",
+    "order": "order",
+    "policy": "share.policy",
+    "topology": "share.topology",
+    "obs": "task.obs",
+    "variant": "task.variant",
+}
+
+
+def job_options(command: Any) -> Any:
+    """The options that describe a job, the same for every command."""
+    for option in reversed(JOB_OPTIONS):
+        command = option(command)
+    return command
+
+
+def flags_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The settings that were given as flags."""
+    from canal_mpi.config import parse_assignment
+
+    given = {
+        FLAG_KEYS[name]: v for name, v in options.items() if name in FLAG_KEYS and v is not None
+    }
+    return given | dict(parse_assignment(text) for text in options["assignments"])
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="canal-mpi")
+def cli() -> None:
+    """Lifelong reinforcement learning agents that share what they learnt, on MPI.
+
+    Start five agents with `mpirun -np 5 canal-mpi train --job quick`.
+
+    Exit codes: 0 done, 2 usage, 65 damaged data, 70 a rank failed, 73 run directory in use,
+    74 input or output, 76 a peer broke the protocol, 78 ranks or jobs differ.
+    """
+
+
+@cli.command()
+@job_options
+@click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
+@click.option("--name", help="Name of the run, under runs/; default: job and time.")
+@click.option("--force", is_flag=True, help="Replace a run that is there already.")
+@click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
+@click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
+@click.pass_context
+def train(ctx: click.Context, /, **options: Any) -> None:
+    """Train agents: one a rank under mpirun, a single one without.
+
+    Each agent learns the job's tasks in its own order. After each task agents offer what they
+    experienced to their neighbours; whoever comes to that task later learns from it instead of
+    playing from scratch. Results are in RUN/run.h5.
+    """
+    from canal_mpi.rank.roles import Request, train
+
+    request = Request(
+        flags=flags_of(options),
+        job_file=options["job_file"],
+        out=options["out"],
+        name=options["name"],
+        force=options["force"],
+        agent=options["agent"],
+        verbosity=-1 if options["quiet"] else int(options["verbose"]),
+    )
+    ctx.exit(train(request))
+
+
+@cli.command()
+@job_options
+@click.option("--list-tasks", is_flag=True, help="List every Atari game and gymnasium id.")
+def config(list_tasks: bool, **options: Any) -> None:
+    """Print the job that options, environment and files make together, as TOML.
+
+    The output can be fed back with --job. Flags win over environment variables (CANAL_SEED,
+    CANAL_LEARN_LR, …), those over the job file, that over the preset, that over the defaults.
+    """
+    from canal_mpi import tasks
+    from canal_mpi.config import resolve, to_toml
+
+    if list_tasks:
+        click.echo("\n".join(tasks.known()))
+        return
+    job = tasks.named(resolve(flags_of(options), options["job_file"]))
+    click.echo(to_toml(job, explain=True), nl=False)
+
+
+def main() -> None:
+    """Entry point: every CanalError is one line and an exit code."""
+    try:
+        cli(prog_name="canal-mpi")
+    except CanalError as error:
+        click.echo(f"canal-mpi: {error}", err=True)
+        sys.exit(error.code)

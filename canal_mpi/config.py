@@ -1,0 +1,402 @@
+"""The job: one frozen tree of settings, where each value comes from, and TOML in and out.
+
+Precedence: flag > environment variable CANAL_… > job file > preset > default. This module needs
+neither MPI nor torch.
+"""
+
+import json
+import os
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from hashlib import sha256
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from canal_mpi import pick
+from canal_mpi.errors import UsageError
+from canal_mpi.games import ORDERS, TEN_GAMES
+from canal_mpi.learn import ALGORITHMS, LOSSES, NETWORKS
+from canal_mpi.membuf.share import POLICIES
+from canal_mpi.topology.graphs import TOPOLOGIES, is_file
+
+
+def setting(
+    default: Any,
+    about: str,
+    low: float | None = None,
+    high: float | None = None,
+    names: Sequence[str] = (),
+) -> Any:
+    """A field with its meaning and its range or the names it may have."""
+    about_it = {"about": about, "low": low, "high": high, "names": tuple(names)}
+    return field(default=default, metadata=about_it)
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """How a task is played."""
+
+    obs: str = setting("ram", "what an agent sees of an Atari game", names=("ram", "pixels"))
+    variant: str = setting(
+        "fs4", "fs4: no-op starts, actions repeated 4 times; orig: neither", names=("fs4", "orig")
+    )
+    frame_skip: int = setting(4, "frames that an action is repeated", 1, 60)
+    noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
+    sticky: float = setting(0.0, "probability that the emulator repeats the last action", 0, 1)
+    random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
+    max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long an agent trains."""
+
+    frames: int = setting(20000, "agent steps on each task (CANAL's word; not emulator frames)", 1)
+    rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
+    log_every: int = setting(500, "turns of the loop between two rows of /train", 1)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The membuf of the current task."""
+
+    capacity: int = setting(100_000, "rows of play that are kept", 2, 100_000_000)
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """The learner."""
+
+    algorithm: str = setting("dqn", "how it learns, or module:Class", names=tuple(ALGORITHMS))
+    network: str = setting("mlp", "its network, or module:Class", names=tuple(NETWORKS))
+    widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 65536)
+    lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
+    gamma: float = setting(0.99, "discount of the next step", 0, 1)
+    batch: int = setting(128, "rows in a batch", 1, 1_000_000)
+    updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
+    starts: int = setting(200, "rows of play before the first update", 1)
+    double: bool = setting(True, "choose the next action by the online network (double DQN)")
+    target_every: int = setting(500, "updates between copies to the target; 0: no target", 0)
+    loss: str = setting("huber", "loss of the temporal difference", names=tuple(LOSSES))
+    n_step: int = setting(1, "rewards that are summed before bootstrapping", 1, 100)
+    clip_reward: bool = setting(True, "learn from the sign of the reward")
+    life_ends: bool = setting(True, "a lost life stops bootstrapping")
+    scale_input: bool = setting(True, "divide byte observations by 255")
+    device: str = setting("cpu", "where the network computes", names=("cpu", "cuda"))
+    threads: int = setting(1, "compute threads of a rank", 1, 1024)
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """Random actions: end + (start - end) * exp(-step / decay), for each task anew."""
+
+    start: float = setting(1.0, "probability of a random action at first", 0, 1)
+    end: float = setting(0.01, "probability of a random action in the long run", 0, 1)
+    decay: float = setting(4000.0, "agent steps in which the difference falls to 37 %", 1)
+
+
+@dataclass(frozen=True)
+class ShareConfig:
+    """What agents tell each other."""
+
+    policy: str = setting("exact", "which lessons are taken, or module:name", names=tuple(POLICIES))
+    topology: str = setting(
+        "full", "who hears whom: a name, a file of edges, or module:name", names=tuple(TOPOLOGIES)
+    )
+    rows: int = setting(100_000, "most rows in a lesson", 3)
+    limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The score of an agent after a task."""
+
+    episodes: int = setting(5, "episodes of an evaluation; 0: none", 0)
+    max_steps: int = setting(3000, "agent steps after which an evaluation episode is cut", 1)
+    epsilon: float = setting(0.01, "probability of a random action", 0, 1)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides what a run computes."""
+
+    name: str = setting("default", "name of the job")
+    preset: str = setting("", "settings to start from: canal, or none", names=("", "canal"))
+    seed: int = setting(1, "the same seed gives the same bits", 0, 2**63 - 1)
+    tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
+    order: str = setting("canal", "order of each agent, or module:name", names=tuple(ORDERS))
+    timeout: float = setting(300.0, "seconds of silence after which the job ends", 1, 1e6)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    explore: ExploreConfig = field(default_factory=ExploreConfig)
+    share: ShareConfig = field(default_factory=ShareConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+Layer = dict[str, Any]  # dotted key -> value
+
+# A value that stands for several: they count as written just before it.
+EXPANSIONS: Mapping[tuple[str, Any], Layer] = {
+    ("task.variant", "fs4"): {"task.frame_skip": 4, "task.noop_max": 30},
+    ("task.variant", "orig"): {"task.frame_skip": 1, "task.noop_max": 0},
+    ("task.obs", "pixels"): {"learn.network": "cnn", "replay.capacity": 10_000},
+}
+
+PRESETS: Mapping[str, Layer] = {
+    "": {},
+    "canal": {
+        "learn.lr": 1e-5,
+        "learn.gamma": 0.99,
+        "learn.batch": 128,
+        "learn.updates_per_step": 1.0,
+        "learn.starts": 128,
+        "learn.double": False,
+        "learn.target_every": 0,
+        "learn.loss": "mse",
+        "learn.n_step": 1,
+        "learn.clip_reward": False,
+        "learn.life_ends": False,
+        "learn.scale_input": False,
+        "explore.start": 1.0,
+        "explore.end": 0.01,
+        "explore.decay": 30000.0,
+        "evaluation.episodes": 20,
+    },
+}
+
+
+def keys() -> dict[str, Any]:
+    """Every dotted key of the job with its field."""
+    return dict(_walk(Job, ""))
+
+
+def _walk(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(cls)
+    for part in fields(cls):
+        if is_dataclass(hints[part.name]):
+            yield from _walk(hints[part.name], f"{prefix}{part.name}.")
+        else:
+            yield f"{prefix}{part.name}", (part, hints[part.name])
+
+
+def resolve(
+    flags: Layer | None = None,
+    job_file: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """The job that flags, environment and files make together, checked."""
+    layers = [_from_environment(os.environ if environ is None else environ), flags or {}]
+    if job_file:
+        path = find_job(job_file)
+        layers.insert(0, {"name": path.stem} | read_toml(path.read_bytes(), str(path)))
+    preset = next((str(x["preset"]) for x in reversed(layers) if "preset" in x), "")
+    pick.check("preset", preset, PRESETS)
+    values: Layer = {}
+    for layer in [dict(PRESETS.get(preset, {})), *layers]:
+        values |= _expanded({key: checked(key, value) for key, value in layer.items()})
+    return build(values)
+
+
+def _expanded(layer: Layer) -> Layer:
+    implied: Layer = {}
+    for item in layer.items():
+        implied |= EXPANSIONS.get(item, {})
+    return implied | layer
+
+
+def build(values: Layer) -> Job:
+    """A job from checked values, its cross-checks done."""
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    hints = get_type_hints(Job)
+    for section, inside in tree.items():
+        if is_dataclass(hints[section]):
+            tree[section] = hints[section](**inside)
+    return _cross_checked(Job(**tree))
+
+
+def _cross_checked(job: Job) -> Job:
+    if not job.tasks:
+        raise UsageError("tasks is empty: name at least one, as in --tasks Krull,Alien.")
+    twice = [task for task in job.tasks if job.tasks.count(task) > 1]
+    if twice:
+        raise UsageError(f"task '{twice[0]}' is listed twice; name each task once.")
+    if job.train.rounds > len(job.tasks):
+        raise UsageError(
+            f"train.rounds = {job.train.rounds}, but the job has {len(job.tasks)} tasks."
+        )
+    if job.replay.capacity < job.learn.batch:
+        raise UsageError(
+            f"replay.capacity = {job.replay.capacity} is less than a batch ({job.learn.batch})."
+        )
+    if job.learn.lr == 0:
+        raise UsageError("learn.lr = 0 learns nothing; give a positive number, as in 0.0005.")
+    return job
+
+
+def checked(key: str, value: Any) -> Any:
+    """A value of the key's type, inside its range; UsageError says what was found and expected."""
+    known = keys()
+    if key not in known:
+        hint = pick.suggestion(key, known) or "; `canal-mpi config` lists them."
+        raise UsageError(f"unknown setting '{key}'{hint}")
+    part, kind = known[key]
+    value = _typed(key, value, kind)
+    meta = part.metadata
+    for number in value if isinstance(value, tuple) else (value,):
+        _check_range(key, number, meta)
+    if meta["names"] and not (key == "share.topology" and is_file(value)):
+        pick.check(f"value for {key}", value, meta["names"])
+    return value
+
+
+def _typed(key: str, value: Any, kind: Any) -> Any:
+    if get_origin(kind) is tuple:
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            items = [value]
+        return tuple(_typed(key, _stripped(item), get_args(kind)[0]) for item in items)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, str) and value.lstrip("-").isdecimal():
+        return int(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        raise UsageError(f"{key} = {value!r}: expected {wanted[kind]}.")
+    return value
+
+
+def _stripped(item: Any) -> Any:
+    return item.strip() if isinstance(item, str) else item
+
+
+def _check_range(key: str, value: Any, meta: Mapping[str, Any]) -> None:
+    low, high = meta["low"], meta["high"]
+    if isinstance(value, float) and not isfinite(value):
+        raise UsageError(f"{key} = {value}: expected a finite number.")
+    if low is not None and value < low:
+        raise UsageError(f"{key} = {value}: expected at least {low}.")
+    if high is not None and value > high:
+        raise UsageError(f"{key} = {value}: expected at most {high}.")
+
+
+def _from_environment(environ: Mapping[str, str]) -> Layer:
+    names = {f"CANAL_{key.replace('.', '_').upper()}": key for key in keys()}
+    layer: Layer = {}
+    for variable, text in environ.items():
+        if variable.startswith("CANAL_"):
+            if variable not in names:
+                hint = pick.suggestion(variable, names) or "; no setting has that name."
+                raise UsageError(f"unknown environment variable {variable}{hint}")
+            layer[names[variable]] = parse_value(text)
+    return layer
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`learn.lr=0.001` as key and value."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected section.key=value, as in learn.lr=0.001.")
+    return key.strip(), parse_value(value.strip())
+
+
+def parse_value(text: str) -> Any:
+    """A TOML value; anything that is none is taken as plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def job_folders() -> list[Path]:
+    """Where named jobs lie: in the installed package, or beside it in a checkout."""
+    here = Path(__file__).parent
+    return [folder for folder in (here / "jobs", here.parent / "jobs") if folder.is_dir()]
+
+
+def named_jobs() -> dict[str, Path]:
+    """The jobs that come with the package."""
+    return {path.stem: path for folder in job_folders() for path in sorted(folder.glob("*.toml"))}
+
+
+def find_job(name: str) -> Path:
+    """The file of a named job, or the user's own file."""
+    if name.endswith(".toml") or "/" in name:
+        if not Path(name).is_file():
+            raise UsageError(f"job file {name} does not exist.")
+        return Path(name)
+    jobs = named_jobs()
+    if name not in jobs:
+        hint = pick.suggestion(name, jobs) or ";"
+        raise UsageError(
+            f"unknown job '{name}'{hint} known: {', '.join(sorted(jobs))}, or path/to/my.toml."
+        )
+    return jobs[name]
+
+
+def read_toml(data: bytes, where: str) -> Layer:
+    """The settings in a TOML text, as dotted keys."""
+    try:
+        tree = tomllib.loads(data.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where} is not TOML: {error}.") from error
+    layer: Layer = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            layer |= {f"{name}.{inner}": inside for inner, inside in value.items()}
+        else:
+            layer[name] = value
+    return layer
+
+
+def to_toml(job: Job, explain: bool = False) -> str:
+    """The whole job as TOML that gives the same job again; `explain` adds each key's meaning."""
+    lines, section = [], ""
+    for key, (part, _) in keys().items():
+        here, _, name = key.rpartition(".")
+        if here != section:
+            lines += ["", f"[{here}]"]
+            section = here
+        value = get(job, key)
+        text = f"{name} = {_toml_value(value)}"
+        lines.append(f"{text:<32}# {part.metadata['about']}" if explain else text)
+    return "\n".join(lines) + "\n"
+
+
+def get(job: Job, key: str) -> Any:
+    """The value of a dotted key."""
+    value: Any = job
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml_value(item) for item in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def from_toml(text: str) -> Job:
+    """The job that `to_toml` wrote."""
+    return build(
+        {key: checked(key, value) for key, value in read_toml(text.encode(), "job").items()}
+    )
+
+
+def with_tasks(job: Job, tasks: Sequence[str]) -> Job:
+    """The same job with its tasks under their proper names."""
+    return _cross_checked(replace(job, tasks=tuple(tasks)))
+
+
+def digest(job: Job) -> str:
+    """Sixteen characters that differ where two jobs do."""
+    return sha256(to_toml(job).encode()).hexdigest()[:16]

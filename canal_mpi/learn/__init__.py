@@ -1,0 +1,7 @@
+"""Learners and networks, by name; torch is loaded only when one is built."""
+
+from collections.abc import Mapping
+
+ALGORITHMS: Mapping[str, str] = {"dqn": "canal_mpi.learn.dqn:DQN"}
+NETWORKS: Mapping[str, str] = {"mlp": "canal_mpi.learn.nets:Mlp", "cnn": "canal_mpi.learn.nets:Cnn"}
+LOSSES = ("huber", "mse")

@@ -1,0 +1,153 @@
+"""Rows of play in preallocated typed columns, each state stored once.
+
+Row i holds a state, the action taken there, its reward and flags; the next state is the state of
+row i + 1. A LAST row holds only a state: it closes play that has no next row (yet).
+"""
+
+from math import prod
+
+import numpy as np
+
+from canal_mpi.types import CUT, ENDED, LAST, Array, Columns, Spaces, Step
+
+
+class Buffer:
+    """A ring of rows, split into one region per environment so that rows stay contiguous."""
+
+    def __init__(self, spaces: Spaces, capacity: int, streams: int = 1) -> None:
+        self.spaces = spaces
+        self.region = max(capacity // streams, 2) + 1  # one row more for the open end
+        rows = self.region * streams
+        self.state_rows: Array = np.zeros((rows, prod(spaces.shape)), dtype=spaces.dtype)
+        self.action = np.zeros(rows, dtype=np.uint8)
+        self.reward = np.zeros(rows, dtype=np.float32)
+        self.flags = np.zeros(rows, dtype=np.uint8)
+        self.cursor = np.zeros(streams, dtype=np.int64)  # the open row, counted in its region
+        self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
+        self.base = np.arange(streams, dtype=np.int64) * self.region
+
+    def __len__(self) -> int:
+        """Rows that can be drawn."""
+        return int(self.count.sum())
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of a full buffer."""
+        return sum(c.nbytes for c in (self.state_rows, self.action, self.reward, self.flags))
+
+    @classmethod
+    def of_lesson(cls, spaces: Spaces, rows: Columns) -> "Buffer":
+        """A buffer that holds exactly the rows of a lesson (whose last row is a LAST row)."""
+        total = len(rows["action"])
+        buffer = cls(spaces, max(total - 1, 2))
+        buffer.state_rows[:total] = rows["state"].reshape(total, -1)
+        for name in ("action", "reward", "flags"):
+            getattr(buffer, name)[:total] = rows[name]
+        buffer.cursor[0] = buffer.count[0] = total - 1
+        return buffer
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.cursor[:] = 0
+        self.count[:] = 0
+
+    def start(self, obs: Array) -> None:
+        """Begin with the first states, one a stream."""
+        for stream in range(len(self.base)):
+            self._open(stream, obs[stream])
+
+    def add(self, actions: Array, step: Step) -> None:
+        """Store one step of every stream and open the row of the state it led to."""
+        for stream in range(len(self.base)):
+            row = int(self.base[stream] + self.cursor[stream])
+            flags = int(step.flags[stream])
+            self.action[row] = actions[stream]
+            self.reward[row] = step.reward[stream]
+            self.flags[row] = flags
+            self._advance(stream)
+            self._open(stream, step.obs[stream])
+            if flags & CUT:
+                self._advance(stream)  # the state after a cut stays: its value is bootstrapped
+            if flags & (CUT | ENDED):
+                self._open(stream, step.start[stream])
+
+    def _open(self, stream: int, obs: Array) -> None:
+        row = int(self.base[stream] + self.cursor[stream])
+        self.state_rows[row] = obs.reshape(-1)
+        self.flags[row] = LAST
+
+    def _advance(self, stream: int) -> None:
+        cursor = (int(self.cursor[stream]) + 1) % self.region
+        count = min(int(self.count[stream]) + 1, self.region - 1)
+        oldest = int(self.base[stream]) + (cursor - count) % self.region
+        if self.flags[oldest] & LAST:
+            count -= 1  # the rows that led to this state were overwritten
+        self.cursor[stream], self.count[stream] = cursor, count
+
+    def draw(self, rng: np.random.Generator, number: int) -> Array:
+        """Uniformly drawn rows (indices) from which learning can start."""
+        drawn = rng.integers(0, len(self), number)
+        if len(self.base) == 1:
+            stream: Array | int = 0
+            place = drawn
+        else:
+            stream = np.searchsorted(np.cumsum(self.count), drawn, side="right")
+            place = drawn - (np.cumsum(self.count) - self.count)[stream]
+        oldest = self.cursor[stream] - self.count[stream]
+        rows: Array = self.base[stream] + (oldest + place) % self.region
+        closing = (self.flags[rows] & LAST) != 0
+        if closing.any():
+            rows[closing] = self.before(rows[closing])
+        return rows
+
+    def after(self, rows: Array) -> Array:
+        """The row behind each row, inside its region."""
+        following: Array = rows + 1
+        following[following % self.region == 0] -= self.region
+        return following
+
+    def before(self, rows: Array) -> Array:
+        """The row in front of each row, inside its region."""
+        leading: Array = rows - 1
+        leading[rows % self.region == 0] += self.region
+        return leading
+
+    def export(self, most: int) -> Columns:
+        """The newest rows, at most `most`, oldest first, every stream closed by a LAST row."""
+        each = most // len(self.base)
+        picks = [self._newest(stream, each) for stream in range(len(self.base))]
+        rows = np.concatenate(picks)
+        return {
+            "state": self.state_rows[rows].reshape(-1, *self.spaces.shape),
+            "action": self.action[rows],
+            "reward": self.reward[rows],
+            "flags": self.flags[rows],
+        }
+
+    def _newest(self, stream: int, most: int) -> Array:
+        count = min(int(self.count[stream]), max(most - 1, 0))
+        if count == 0:
+            return np.zeros(0, dtype=np.int64)
+        places = np.arange(int(self.cursor[stream]) - count, int(self.cursor[stream]) + 1)
+        rows: Array = self.base[stream] + places % self.region
+        return rows[1:] if self.flags[rows[0]] & LAST else rows
+
+    def state(self) -> Columns:
+        """Everything needed to go on with the same bits."""
+        used = self.region * len(self.base) if len(self) else 0
+        return {
+            "state": self.state_rows[:used],
+            "action": self.action[:used],
+            "reward": self.reward[:used],
+            "flags": self.flags[:used],
+            "cursor": self.cursor.copy(),
+            "count": self.count.copy(),
+        }
+
+    def restore(self, state: Columns) -> None:
+        """Take back what `state` gave."""
+        used = len(state["action"])
+        self.state_rows[:used] = state["state"]
+        for name in ("action", "reward", "flags"):
+            getattr(self, name)[:used] = state[name]
+        self.cursor[:], self.count[:] = state["cursor"], state["count"]

@@ -1,0 +1,74 @@
+"""A lesson: what an agent experienced in one task, ready to be learnt from by another."""
+
+import numpy as np
+
+from canal_mpi.columns import decode, encode
+from canal_mpi.errors import DamagedData
+from canal_mpi.types import KNOWN_FLAGS, LAST, Array, Columns, Offer, Spaces
+
+LESSON_VERSION = 1
+ROWS = ("state", "action", "reward", "flags")
+
+
+def pack(donor: int, round_: int, task: str, rows: Columns) -> bytes:
+    """The rows of a lesson with what they are, compressed, for the wire."""
+    about: Columns = {
+        "version": np.array([LESSON_VERSION], dtype="<u2"),
+        "donor": np.array([donor], dtype="<i4"),
+        "round": np.array([round_], dtype="<i4"),
+        "task": np.array([task.encode()], dtype="S64"),
+    }
+    return encode(about | {name: rows[name] for name in ROWS}, pack=True)
+
+
+def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Columns:
+    """The checked rows of the lesson that was offered, or DamagedData with the reason."""
+    columns = decode(data, limit)
+    expected = {"version", "donor", "round", "task", *ROWS}
+    if set(columns) != expected:
+        raise DamagedData(f"lesson has the columns {sorted(columns)}; expected {sorted(expected)}")
+    _check_identity(columns, offer)
+    _check_rows(columns, offer, spaces)
+    return {name: columns[name] for name in ROWS}
+
+
+def _check_identity(columns: Columns, offer: Offer) -> None:
+    expected = {
+        "version": ("<u2", LESSON_VERSION),
+        "donor": ("<i4", offer.donor),
+        "round": ("<i4", offer.round),
+        "task": ("|S64", offer.task.encode()),
+    }
+    for name, (dtype, value) in expected.items():
+        column = columns[name]
+        if column.shape != (1,) or column.dtype.str != dtype or column[0] != value:
+            raise DamagedData(f"lesson's {name} is {column!r}; the offer said {value!r}")
+
+
+def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
+    state, action, reward, flags = (columns[name] for name in ROWS)
+    wanted = np.dtype(spaces.dtype).newbyteorder("<").str
+    _require(state.dtype.str == wanted and state.shape[1:] == spaces.shape, "states", state)
+    _require(action.dtype == np.uint8 and action.ndim == 1, "actions", action)
+    _require(reward.dtype.str == "<f4" and reward.ndim == 1, "rewards", reward)
+    _require(flags.dtype == np.uint8 and flags.ndim == 1, "flags", flags)
+    if len({len(column) for column in (state, action, reward, flags)}) != 1:
+        raise DamagedData("lesson's columns differ in length")
+    if len(action) != offer.rows or offer.rows < 2:
+        raise DamagedData(f"lesson has {len(action)} rows; the offer said {offer.rows}")
+    if action.max() >= spaces.actions:
+        raise DamagedData(f"lesson holds action {action.max()}; there are {spaces.actions}")
+    if not np.isfinite(reward).all():
+        raise DamagedData("lesson holds a reward that is not finite")
+    if state.dtype.kind == "f" and not np.isfinite(state).all():
+        raise DamagedData("lesson holds a state that is not finite")
+    if (flags & ~np.uint8(KNOWN_FLAGS)).any():
+        raise DamagedData("lesson holds unknown flags")
+    last = (flags & LAST) != 0
+    if last[0] or not last[-1] or (last[1:] & last[:-1]).any():
+        raise DamagedData("lesson's segments of play are not closed properly")
+
+
+def _require(fits: bool, what: str, found: Array) -> None:
+    if not fits:
+        raise DamagedData(f"lesson's {what} are {found.dtype.str} of shape {found.shape}")

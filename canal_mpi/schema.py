@@ -1,0 +1,141 @@
+"""The tables of a run: every column with its type, unit and meaning, for writers and readers."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from canal_mpi.types import Array, Columns
+
+SCHEMA_VERSION = 1
+TEXT = "S64"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; `volatile` ones may differ between two equal runs."""
+
+    dtype: str
+    about: str
+    unit: str = ""
+    volatile: bool = False
+
+
+def _seconds(about: str) -> Column:
+    return Column("<f8", about, "s", volatile=True)
+
+
+AGENT = Column("<i4", "agent, counted from 0")
+ROUND = Column("<i4", "round, counted from 1")
+TASK = Column(TEXT, "task")
+SCORE = Column("<f8", "mean return of the evaluation (NaN: not evaluated)", "game points")
+
+TABLES: dict[str, dict[str, Column]] = {
+    "agents": {
+        "agent": AGENT,
+        "rank": Column("<i4", "MPI rank", volatile=True),
+        "host": Column(TEXT, "host name", volatile=True),
+        "machine": Column(TEXT, "processor architecture", volatile=True),
+        "device": Column(TEXT, "where the network computes"),
+        "role": Column(TEXT, "what the rank does"),
+    },
+    "tasks": {
+        "agent": AGENT,
+        "round": ROUND,
+        "task": TASK,
+        "source": Column(TEXT, "env: learnt by playing; lesson: from a lesson that was kept"),
+        "donors": Column(TEXT, "agents whose lessons were used, separated by commas"),
+        "env_steps": Column("<i8", "own training steps in the environment", "agent steps"),
+        "probe_steps": Column("<i8", "steps spent on choosing lessons", "agent steps"),
+        "updates": Column("<i8", "updates of the network"),
+        "score": SCORE,
+        "seconds": _seconds("wall time of the task, evaluation and exchange included"),
+    },
+    "episodes": {
+        "agent": AGENT,
+        "round": ROUND,
+        "task": TASK,
+        "episode": Column("<i8", "training episode of the task, counted from 1"),
+        "step": Column("<i8", "own training steps of the task when it ended", "agent steps"),
+        "return": Column("<f8", "sum of the rewards as the game gives them", "game points"),
+        "length": Column("<i8", "steps of the episode", "agent steps"),
+    },
+    "train": {
+        "agent": AGENT,
+        "round": ROUND,
+        "task": TASK,
+        "step": Column("<i8", "turn of the training loop, counted from 1"),
+        "loss": Column("<f8", "mean loss since the row before"),
+        "epsilon": Column("<f8", "probability of a random action"),
+        "return_mean": Column("<f8", "mean return of the last 100 episodes", "game points"),
+        "env_seconds": _seconds("time in the environment since the row before"),
+        "learn_seconds": _seconds("time in updates since the row before"),
+        "wait_seconds": _seconds("time waited for others since the row before"),
+    },
+    "exchange": {
+        "kind": Column(TEXT, "offer, lesson or refusal"),
+        "round": ROUND,
+        "donor": Column("<i4", "agent that played"),
+        "from": Column("<i4", "agent that sent it"),
+        "to": Column("<i4", "agent that received it"),
+        "task": TASK,
+        "rows": Column("<i8", "rows of play"),
+        "bytes": Column("<i8", "bytes on the wire", "B", volatile=True),
+        "raw_bytes": Column("<i8", "bytes of the same rows unpacked", "B"),
+        "seconds": _seconds("time from request to arrival"),
+        "wait_seconds": _seconds("part of it spent waiting for the sender"),
+        "score_before": Column("<f8", "student's score before it learnt", "game points"),
+        "score_after": Column("<f8", "student's score after it learnt", "game points"),
+        "kept": Column("|b1", "whether the lesson was kept"),
+        "reason": Column("S200", "why it was refused or dropped"),
+    },
+    "evaluation": {
+        "agent": AGENT,
+        "after_round": Column("<i4", "rounds that the agent had finished"),
+        "task": TASK,
+        "episode": Column("<i4", "episode of the evaluation, counted from 0"),
+        "score": Column("<f8", "return of the episode", "game points"),
+        "length": Column("<i8", "steps of the episode", "agent steps"),
+    },
+}
+
+
+class Rows:
+    """A Sink in memory: rows as they come, columns when they are taken."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[dict[str, float | int | str]]] = {}
+
+    def add(self, table: str, **values: float | int | str) -> None:
+        """Note one row; it must have exactly the table's columns."""
+        if values.keys() != TABLES[table].keys():
+            odd = values.keys() ^ TABLES[table].keys()
+            raise KeyError(f"row for '{table}' differs from its schema in {sorted(odd)}")
+        self._tables.setdefault(table, []).append(values)
+
+    def save(self, kind: str, name: str, columns: Columns) -> None:
+        """Nowhere to keep arrays: this sink has no files."""
+
+    def flush(self, round_: int) -> None:
+        """Nothing to hand on to: `take` empties this sink."""
+
+    def take(self) -> Columns:
+        """All rows since the last call, as columns named `table/column`."""
+        taken = {
+            f"{table}/{name}": _column([row[name] for row in rows], column.dtype)
+            for table, rows in self._tables.items()
+            for name, column in TABLES[table].items()
+        }
+        self._tables.clear()
+        return taken
+
+
+def _column(values: list[float | int | str], dtype: str) -> Array:
+    if dtype.startswith("S"):
+        most = int(dtype[1:])
+        return np.array([_clip(str(value), most) for value in values], dtype=dtype)
+    return np.array(values, dtype=dtype)
+
+
+def _clip(text: str, most: int) -> bytes:
+    """UTF-8 in at most that many bytes, never cut inside a character."""
+    return text.encode()[:most].decode(errors="ignore").encode()
