@@ -3,6 +3,7 @@
 Every task is played through `LocalEnvs`, a batch of one or more games stepped together.
 """
 
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from math import prod
@@ -57,8 +58,11 @@ def canonical(name: str) -> str:
         return short
     if len(name.encode()) > 64:
         raise UsageError(f"task name '{name[:20]}…' is over 64 bytes long.")
+    module, _, short = short.rpartition(":")
     try:
-        gymnasium.spec(name)
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(short)
     except (gymnasium.error.Error, ImportError, ValueError) as error:
         known = [*atari_games(), *gymnasium.registry]
         hint = pick.suggestion(short, known) or ";"

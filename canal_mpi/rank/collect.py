@@ -32,11 +32,10 @@ class Collector(Rows):
         """Bring this round's rows of all agents together and write run.h5."""
         logger.info("round %d done", round_)
         messages = self.world.gather(encode(self.take()), ROWS, ROWS_LIMIT)
-        if self.store is None:
-            return
-        for rank, message in enumerate(messages):
-            self.store.append(decode(message, ROWS_LIMIT), rank)
-        if round_:
+        if self.store is not None:
+            for rank, message in enumerate(messages):
+                self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
-        if self.view:
+        self.world.broadcast(b"written")  # nobody goes on before the round is safe
+        if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)

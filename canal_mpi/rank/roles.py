@@ -1,6 +1,7 @@
 """`canal-mpi train` on every rank: agree on the job, find the role, live it, leave together."""
 
 import json
+import os
 import sys
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -94,14 +95,14 @@ def train(request: Request) -> int:
         if request.verbosity > 0:
             traceback.print_exc()
         words = f"{type(error).__name__}: {error}"
-        return _fail(world, f"{_who(world)} failed: {words}", 70)
+        return _fail(world, f"{_who(world)} failed: {words}; the traceback is in its log.", 70)
     return 0
 
 
 def _who(world: World) -> str:
     p = world.watch.mine
     where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
-    return f"agent {world.rank} (rank {world.rank} on {world.host}){where}"
+    return f"agent {world.agent} (rank {world.rank} on {world.host}){where}"
 
 
 def _complain(message: str, code: int) -> int:
@@ -129,7 +130,7 @@ class Run:
         world, request = self.world, self.request
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
         self.plan = Plan.from_json(world.from_root(lambda: self._plan().to_json()))
-        self.number = self.plan.first_agent + world.rank
+        self.number = world.agent = self.plan.first_agent + world.rank
         world.watch.timeout = self.plan.job.timeout
         self.directory = RunDirectory(self.plan.folder)
         world.together(self._create_folder)
@@ -203,7 +204,8 @@ class Run:
             log.to_file(folder / "logs" / f"agent-{self.number}.log", self.request.verbosity > 0)
         except OSError as error:
             raise StorageError(f"can't write to {folder}: {error.strerror}.") from error
-        logger.info("agent %d is rank %d on %s", self.number, self.world.rank, self.world.host)
+        place = (self.number, self.world.rank, self.world.host, os.getpid())
+        logger.info("agent %d is rank %d on %s, process %d", *place)
 
     def _open_results(self) -> None:
         from canal_mpi.results.store import RunInfo, Store
@@ -214,6 +216,7 @@ class Run:
             plan.job.seed,
             config.to_toml(plan.job),
             plan.job.tasks,
+            plan.first_agent,
             plan.orders,
             plan.edges,
             library_versions(world.comm),
@@ -227,7 +230,6 @@ class Run:
             plan.job.train.frames,
             self.request.verbosity,
         )
-        self.store.write("running")
 
     def _build(self) -> Any:
         """This rank's agent."""

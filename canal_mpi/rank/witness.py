@@ -11,8 +11,8 @@ import socket
 import sys
 from time import sleep
 
-GOODBYE = b"goodbye"
-LINGER = 2.0  # seconds for which the first death silences the others
+GOODBYE, HUSH = b"goodbye", b"hush"
+LINGER = 0.7  # seconds for which the first to speak silences the others
 
 
 class Witness:
@@ -26,7 +26,7 @@ class Witness:
         self._child = os.fork()
         if self._child == 0:
             os.close(self._write)
-            _watch(read, job, f"rank {rank} on {host}")
+            _watch(read, job, f"rank {rank} on {host} was killed or left without a word at the start.")
         os.close(read)
         os.set_inheritable(self._write, False)
 
@@ -35,8 +35,13 @@ class Witness:
         self._send(words.encode()[:400])
 
     def dismiss(self) -> None:
-        """The rank ends in good order, or has said itself what is wrong."""
+        """The rank ends in good order."""
         self._send(GOODBYE)
+
+    def hush(self) -> None:
+        """The rank has said itself what is wrong and takes the others down with it."""
+        self._send(HUSH)
+        sleep(0.1)
 
     def _send(self, words: bytes) -> None:
         if self._write >= 0:
@@ -55,7 +60,7 @@ def _watch(read: int, job: str, name: str) -> None:
     os.closerange(3, read)
     os.closerange(read + 1, 1024)  # a launcher's pipes must close when the rank dies
     words, held = name.encode(), b""
-    while data := os.read(read, 4096):
+    while words != HUSH and (data := os.read(read, 4096)):
         *lines, held = (held + data).split(b"\n")
         words = lines[-1] if lines else words
         if words == GOODBYE:
@@ -65,7 +70,8 @@ def _watch(read: int, job: str, name: str) -> None:
         first.bind(job)
     except OSError:
         os._exit(0)
-    os.write(2, b"canal-mpi: " + words + b"\n")
+    if words != HUSH:
+        os.write(2, b"canal-mpi: " + words + b"\n")
     os.close(2)
     sleep(LINGER)
     os._exit(0)

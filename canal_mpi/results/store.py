@@ -26,6 +26,7 @@ class RunInfo:
     seed: int
     job: str
     tasks: Sequence[str]
+    first_agent: int
     orders: Sequence[Sequence[str]]
     edges: Sequence[tuple[int, int]]
     versions: dict[str, str]
@@ -129,7 +130,8 @@ class Store:
         score = np.full((self.info.agents, rounds + 1, len(tasks), episodes), np.nan)
         place = {task.encode(): k for k, task in enumerate(tasks)}
         where = [place[task] for task in rows["task"].tolist()]
-        score[rows["agent"], rows["after_round"], where, rows["episode"]] = rows["score"]
+        agent = rows["agent"] - self.info.first_agent
+        score[agent, rows["after_round"], where, rows["episode"]] = rows["score"]
         about = "return of each evaluation episode; NaN where there was none"
         dims = ["agent", "after_round", "task", "episode"]
         write_dataset(group, "score", score, description=about, unit="game points", dims=dims)

@@ -1,0 +1,122 @@
+"""What several test files share: messages made by hand, and play that remembers itself."""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from canal_mpi.columns import HEADER, MAGIC, RAW, WIRE_VERSION
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.types import CUT, ENDED, LIFE, Array, Offer, Spaces, Step
+
+SPACES = Spaces((2, 2), "<i4", 5)
+
+
+def seal(body: bytes, count: int, version: int = WIRE_VERSION) -> bytes:
+    """A message with a right length and a right checksum around any body."""
+    return HEADER.pack(MAGIC, version, count, len(body), sha256(body).digest()) + body
+
+
+def head(
+    name: bytes = b"a",
+    dtype: bytes = b"|u1",
+    shape: Sequence[int] = (1,),
+    codec: int = RAW,
+    stored: int = 1,
+) -> bytes:
+    """The description of one column, whatever it claims."""
+    texts = b"".join(struct.pack("<B", len(text)) + text for text in (name, dtype))
+    sizes = struct.pack(f"<B{len(shape)}Q", len(shape), *shape)
+    return texts + sizes + struct.pack("<BQ", codec, stored)
+
+
+def observation(number: int) -> Array:
+    """A state that can be told from every other."""
+    return np.array([[number, -number], [number * 3, 7]], dtype=SPACES.dtype)
+
+
+def number_of(state: Array) -> int:
+    """Which state it is, checked to be whole."""
+    number = int(state.reshape(-1)[0])
+    assert np.array_equal(state.reshape(-1), observation(number).reshape(-1))
+    return number
+
+
+@dataclass(frozen=True)
+class Move:
+    """One transition as it happened."""
+
+    state: int
+    action: int
+    reward: float
+    flags: int
+    after: int
+
+
+class Player:
+    """Plays made-up episodes into a buffer and remembers every move in a plain list."""
+
+    def __init__(self, buffer: Buffer, streams: int = 1, seed: int = 0) -> None:
+        self.buffer, self.rng = buffer, np.random.default_rng(seed)
+        self.states = 0
+        self.moves: list[list[Move]] = [[] for _ in range(streams)]
+        self.now = [self._new_state() for _ in range(streams)]
+        buffer.start(np.stack([observation(state) for state in self.now]))
+
+    def _new_state(self) -> int:
+        self.states += 1
+        return self.states
+
+    def step(self, *flags: int) -> None:
+        """One move in every stream, with the given flags."""
+        actions = self.rng.integers(0, SPACES.actions, len(self.moves))
+        rewards = self.rng.integers(-3, 4, len(self.moves)).astype(np.float32)
+        after = [self._new_state() for _ in self.moves]
+        start = [
+            self._new_state() if flag & (ENDED | CUT) else state
+            for flag, state in zip(flags, after, strict=True)
+        ]
+        for stream, moves in enumerate(self.moves):
+            moves.append(
+                Move(
+                    self.now[stream],
+                    int(actions[stream]),
+                    float(rewards[stream]),
+                    flags[stream],
+                    after[stream],
+                )
+            )
+        self.buffer.add(
+            actions,
+            Step(
+                obs=np.stack([observation(state) for state in after]),
+                reward=rewards,
+                flags=np.array(flags, dtype=np.uint8),
+                start=np.stack([observation(state) for state in start]),
+            ),
+        )
+        self.now = start
+
+    def play(self, steps: int, odds: tuple[float, float, float] = (0.1, 0.1, 0.1)) -> None:
+        """Random play; `odds` are those of ENDED, CUT and LIFE."""
+        kinds = (ENDED, CUT, LIFE, 0)
+        weights = [*odds, 1 - sum(odds)]
+        for _ in range(steps):
+            self.step(*(int(k) for k in self.rng.choice(kinds, len(self.moves), p=weights)))
+
+    def kept(self, stream: int, slots: int) -> list[Move]:
+        """The moves that fit into the newest `slots` rows; a cut takes a row more."""
+        found: list[Move] = []
+        for move in reversed(self.moves[stream]):
+            slots -= 2 if move.flags & CUT else 1
+            if slots < 0:
+                break
+            found.append(move)
+        return found[::-1]
+
+
+def lesson_offer(rows: int, donor: int = 3, round_: int = 2, task: str = "Krull") -> Offer:
+    """An offer of a lesson with that many rows."""
+    return Offer(donor, round_, task, 10.0, rows, 1000)

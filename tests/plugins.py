@@ -1,0 +1,100 @@
+"""Sharing policies and learners that misbehave on purpose; jobs name them as module:name."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+
+import gymnasium
+import numpy as np
+
+from canal_mpi.config import LearnConfig
+from canal_mpi.membuf.share import exact
+from canal_mpi.rank.launcher import detect
+from canal_mpi.types import Array, Batch, Columns, Offer, Spaces
+
+
+def _rank() -> int:
+    launcher = detect()
+    return launcher.rank if launcher else 0
+
+
+def _late(offers: Sequence[Offer]) -> bool:
+    """In the second round or later, on rank 1."""
+    return bool(offers) and _rank() == 1
+
+
+def raises(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        raise ZeroDivisionError("on purpose")
+    return exact(task, offers)
+
+
+def leaves(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        sys.exit(3)
+    return exact(task, offers)
+
+
+def drops_out(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        os._exit(3)
+    return exact(task, offers)
+
+
+def is_killed(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return exact(task, offers)
+
+
+def hangs(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        time.sleep(600)
+    return exact(task, offers)
+
+
+def is_slow(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        time.sleep(6)
+    return exact(task, offers)
+
+
+class Lazy:
+    """A learner that learns nothing and needs no torch."""
+
+    def __init__(self, spaces: Spaces, config: LearnConfig, seed: int) -> None:
+        self.actions = spaces.actions
+
+    def begin(self, task: str) -> None: ...
+
+    def act(self, obs: Array) -> Array:
+        return np.zeros(len(obs), dtype=np.int64)
+
+    def learn(self, batch: Batch) -> float:
+        return float(batch.returns.sum())
+
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
+
+class NanReward(gymnasium.Env[Array, int]):
+    """Gives a reward that is not a number at its 20th step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
+        self.steps = 0
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, object]]:
+        self.steps += 1
+        reward = float("nan") if self.steps == 20 else 0.0
+        return np.zeros(2, dtype=np.float32), reward, False, False, {}
+
+
+gymnasium.register("NanReward-v0", NanReward)

@@ -1,0 +1,345 @@
+"""Real ranks: 1, 2 and 5 of them, under Open MPI and MPICH."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from launch import (
+    SMOKE,
+    VENVS,
+    columns,
+    differences,
+    environment,
+    mpirun,
+    processes_with,
+    run,
+)
+
+pytestmark = pytest.mark.mpi
+
+LAZY = ("--set", "learn.algorithm=plugins:Lazy")
+
+
+def donors(run_file: Path) -> list[tuple[int, int, str]]:
+    """(agent, donor, task) of every lesson that was learnt from."""
+    with h5py.File(run_file) as file:
+        tasks = file["tasks"]
+        return [
+            (int(agent), int(donor), task.decode())
+            for agent, donor, task in zip(
+                tasks["agent"][()], tasks["donors"][()], tasks["task"][()], strict=True
+            )
+            if donor
+        ]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_every_agent_learns_every_task(mpi: str, ranks: int, out: Path) -> None:
+    result = mpirun(ranks, "train", *SMOKE, *LAZY, "--out", str(out), mpi=mpi)
+    assert result.code == 0, result.err
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "finished"
+        assert file.attrs["agents"] == ranks
+        assert len(file["tasks/agent"]) == 3 * ranks
+        assert file["agents/rank"][()].tolist() == list(range(ranks))
+    assert len(donors(out / "run.h5")) == {1: 0, 2: 3, 5: 10}[ranks]
+    assert json.loads((out / "status.json").read_text())["status"] == "finished"
+    assert (out / "job.toml").exists()
+    assert len(list((out / "logs").iterdir())) == ranks
+
+
+def test_one_seed_gives_the_same_bits_under_both_mpis_and_another_seed_others(
+    tmp_path: Path,
+) -> None:
+    runs = [("openmpi", "1"), ("openmpi", "1"), ("mpich", "1"), ("openmpi", "2")]
+    for k, (mpi, seed) in enumerate(runs):
+        result = mpirun(
+            2, "train", *SMOKE, "--seed", seed, "--out", str(tmp_path / str(k)), mpi=mpi
+        )
+        assert result.code == 0, result.err
+    found = [columns(tmp_path / str(k) / "run.h5") for k in range(4)]
+    assert differences(found[0], found[1]) == []
+    assert differences(found[0], found[2]) == []
+    assert "train/loss" in differences(found[0], found[3])
+    weights = [columns(tmp_path / str(k) / "checkpoints/agent-1/learner.h5") for k in range(4)]
+    assert differences(weights[0], weights[1]) == differences(weights[0], weights[2]) == []
+    assert "weights" in differences(weights[0], weights[3])
+
+
+def test_without_sharing_an_agent_has_the_bits_it_has_alone(tmp_path: Path) -> None:
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    result = mpirun(3, "train", *SMOKE, "--share", "none", "--out", str(together))
+    assert result.code == 0, result.err
+    result = run(["canal-mpi", "train", *SMOKE, "--agent", "2", "--out", str(alone)])
+    assert result.code == 0, result.err
+    assert "mpirun -np 5 canal-mpi train" in result.out
+    file = "checkpoints/agent-2/learner.h5"
+    assert differences(columns(together / file), columns(alone / file)) == []
+    both = [columns(folder / "run.h5") for folder in (together, alone)]
+    for name in ("episodes/return", "train/loss", "tasks/score"):
+        table = name.partition("/")[0]
+        mine = both[0][name][both[0][f"{table}/agent"] == 2]
+        assert mine.tobytes() == both[1][name].tobytes()
+
+
+def test_one_agent_needs_no_mpi_library(out: Path, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    path = f"{tmp_path}:{Path(__file__).parent}"
+    result = run(["canal-mpi", "train", *SMOKE, *LAZY, "--out", str(out)], PYTHONPATH=path)
+    assert result.code == 0, result.err
+
+
+def test_ranks_without_an_mpi_library_say_so_once(tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    result = mpirun(3, "train", *SMOKE, PYTHONPATH=str(tmp_path))
+    assert result.code == 78
+    assert len(result.complaints) == 1
+    assert "canal-mpi[openmpi]" in result.complaints[0]
+
+
+@pytest.mark.parametrize(
+    ("topology", "edges"),
+    [
+        ("ring", {(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 0), (2, 1), (3, 2), (4, 3), (0, 4)}),
+        ("star", {(0, k) for k in range(1, 5)} | {(k, 0) for k in range(1, 5)}),
+        ("file", {(0, 1), (1, 2), (2, 3), (3, 4)}),
+    ],
+)
+def test_donors_are_found_only_along_an_edge(
+    mpi: str, topology: str, edges: set[tuple[int, int]], out: Path, tmp_path: Path
+) -> None:
+    if topology == "file":
+        topology = str(tmp_path / "edges.txt")
+        lines = "".join(f"{a} -> {b}\n" for a, b in sorted(edges))
+        Path(topology).write_text(f"# a line of five, one way\n{lines}")
+    result = mpirun(
+        5, "train", *SMOKE, *LAZY, "--topology", topology, "--out", str(out), mpi=mpi
+    )
+    assert result.code == 0, result.err
+    found = {(donor, agent) for agent, donor, _ in donors(out / "run.h5")}
+    assert found and found <= edges
+    adjacency = columns(out / "run.h5")["topology/adjacency"]
+    assert {(int(a), int(b)) for a, b in zip(*np.nonzero(adjacency), strict=True)} == edges
+
+
+@pytest.mark.parametrize("policy", ["raises", "leaves", "drops_out", "is_killed"])
+def test_a_rank_that_ends_takes_the_job_down_and_is_named(
+    mpi: str, policy: str, out: Path
+) -> None:
+    result = mpirun(
+        3, "train", *SMOKE, *LAZY, "--share", f"plugins:{policy}", "--out", str(out), mpi=mpi
+    )
+    assert result.code != 0
+    assert result.seconds < 15
+    assert len(result.complaints) == 1, result.err
+    assert "agent 1 (rank 1 on " in result.complaints[0]
+    time.sleep(1)
+    assert processes_with(str(out)) == []
+    with h5py.File(out / "run.h5") as file:
+        assert file["tasks/round"][()].tolist() == [1, 1, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", [0.0, 0.5, 1.5])
+def test_a_rank_killed_at_any_moment_leaves_nothing_behind(
+    mpi: str, moment: float, out: Path
+) -> None:
+    command = ["mpirun", "-np", "3", "canal-mpi", "train", *SMOKE, "--frames", "200000"]
+    job = subprocess.Popen(
+        [*command, *LAZY, "--out", str(out)],
+        env=environment(mpi),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not list(out.glob("logs/*")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(moment)
+    log = (out / "logs").glob("agent-2.log")
+    pid = int(next(log).read_text().split("process ")[1].split()[0])
+    os.kill(pid, signal.SIGKILL)
+    start = time.monotonic()
+    _, err = job.communicate(timeout=20)
+    assert job.returncode != 0
+    assert time.monotonic() - start < 10
+    assert "rank 2" in err, err
+    time.sleep(1)
+    assert processes_with(str(out)) == []
+
+
+def test_a_silent_rank_is_named_and_ends_the_job(mpi: str, out: Path) -> None:
+    options = ("--share", "plugins:hangs", "--set", "timeout=3", "--out", str(out))
+    result = mpirun(3, "train", *SMOKE, *LAZY, *options, mpi=mpi, timeout=60)
+    assert result.code != 0
+    assert len(result.complaints) == 1, result.err
+    assert "rank 1 on " in result.complaints[0]
+    assert "silent for" in result.complaints[0]
+    assert result.seconds < 20
+
+
+def cpu_seconds(pid: int) -> float:
+    parts = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.mark.slow
+def test_a_waiting_rank_uses_almost_no_cpu(mpi: str, out: Path) -> None:
+    command = ["mpirun", "-np", "3", "canal-mpi", "train", *SMOKE, *LAZY, "--out", str(out)]
+    job = subprocess.Popen(
+        [*command, "--share", "plugins:is_slow"],
+        env=environment(mpi),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    log = out / "logs" / "agent-2.log"
+    deadline = time.monotonic() + 60
+    while "round 1 done" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(1.0)  # agent 1 now sleeps for six seconds; agents 0 and 2 wait for it
+    pid = int(log.read_text().split("process ")[1].split()[0])
+    before, start = cpu_seconds(pid), time.monotonic()
+    time.sleep(4.0)
+    share = (cpu_seconds(pid) - before) / (time.monotonic() - start)
+    assert job.wait(timeout=60) == 0
+    assert share < 0.03
+
+
+REFUSALS = [
+    (["--tasks", "RoadRuner"], 2, "unknown task 'RoadRuner'; did you mean 'RoadRunner'?"),
+    (["--order", "canall"], 2, "did you mean 'canal'?"),
+    (["--topology", "rign"], 2, "did you mean 'ring'?"),
+    (["--set", "learn.lrr=1"], 2, "unknown setting 'learn.lrr'; did you mean 'learn.lr'?"),
+    (["--set", "learn.lr=fast"], 2, "learn.lr = 'fast': expected a number"),
+    (["--job", "quik"], 2, "unknown job 'quik'; did you mean 'quick'?"),
+    (["--job", "missing.toml"], 2, "job file missing.toml does not exist"),
+    (["--frames", "0"], 2, "train.frames = 0: expected at least 1"),
+    (["--share", "exakt"], 2, "did you mean 'exact'?"),
+    (["--agent", "1"], 2, "--agent 1 is for one rank"),
+    (["--set", "learn.network=plugins:Nothing"], 2, "module 'plugins' has no 'Nothing'"),
+    (["--set", "learn.network=cnn"], 2, "the network 'cnn' needs frames"),
+    (["--tasks", "CartPole-v1,Krull", "--order", "same"], 2, "tasks of one job must look alike"),
+]
+
+
+@pytest.mark.parametrize(("options", "code", "words"), REFUSALS, ids=lambda x: str(x)[:40])
+def test_bad_input_ends_every_rank_with_one_message(
+    options: list[str], code: int, words: str, out: Path
+) -> None:
+    job = () if "--job" in options or "--tasks" in options else SMOKE
+    result = mpirun(3, "train", *job, *options, "--out", str(out), timeout=30)
+    assert result.code == code, result.err
+    assert len(result.complaints) == 1, result.err
+    assert words in result.complaints[0]
+    assert "Traceback" not in result.err
+
+
+def test_bad_input_is_refused_under_mpich_too(out: Path) -> None:
+    result = mpirun(3, "train", "--tasks", "RoadRuner", "--out", str(out), mpi="mpich")
+    assert result.code == 2
+    assert len(result.complaints) == 1, result.err
+
+
+def test_a_job_file_that_is_not_toml_is_refused(tmp_path: Path, out: Path) -> None:
+    file = tmp_path / "my.toml"
+    file.write_text("frames: 3\n")
+    result = mpirun(2, "train", "--job", str(file), "--out", str(out))
+    assert result.code == 2
+    assert f"{file} is not TOML" in result.complaints[0]
+
+
+def test_a_topology_that_names_agent_7_of_5_is_refused(tmp_path: Path, out: Path) -> None:
+    file = tmp_path / "edges.txt"
+    file.write_text("0 1\n1 2\n2 7\n")
+    result = mpirun(5, "train", *SMOKE, "--topology", str(file), "--out", str(out))
+    assert result.code == 2
+    assert result.complaints == [
+        f"canal-mpi: topology file {file}, line 3: agent 7 does not exist: this run has agents "
+        "0 to 4 (mpirun -np 5)."
+    ]
+
+
+def test_a_run_directory_is_not_overwritten_unless_forced(out: Path) -> None:
+    command = ("train", *SMOKE, *LAZY, "--set", "train.rounds=1", "--out", str(out))
+    assert mpirun(2, *command).code == 0
+    result = mpirun(2, *command)
+    assert result.code == 2
+    assert "holds a run already" in result.complaints[0]
+    assert mpirun(2, *command, "--force").code == 0
+
+
+def test_an_output_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = mpirun(2, "train", *SMOKE, "--out", str(tmp_path / "file" / "run"))
+    assert result.code == 74
+    assert len(result.complaints) == 1, result.err
+    result = mpirun(2, "train", *SMOKE, "--out", "/proc/run")
+    assert result.code == 74
+    assert "can't write to /proc/run" in result.complaints[0]
+
+
+def test_a_reward_that_is_not_a_number_ends_the_job(mpi: str, out: Path) -> None:
+    options = ("--tasks", "plugins:NanReward-v0", "--order", "same", "--out", str(out))
+    result = mpirun(2, "train", *LAZY, *options, mpi=mpi, timeout=30)
+    assert result.code != 0
+    assert "gave the reward nan" in result.complaints[0]
+
+
+def test_a_launcher_of_another_mpi_is_refused(out: Path) -> None:
+    wrong = {"openmpi": "mpich", "mpich": "openmpi"}
+    for launcher, library in wrong.items():
+        mpirun_ = str(VENVS[launcher] / "bin" / "mpirun")
+        program = str(VENVS[library] / "bin" / "canal-mpi")
+        result = run([mpirun_, "-np", "3", program, "train", *SMOKE, "--out", str(out)], launcher)
+        assert result.code == 78, result.err
+        assert len(result.complaints) == 1, result.err
+        assert "belong to different MPIs" in result.complaints[0]
+        assert not out.exists()
+
+
+def test_ranks_with_different_jobs_are_refused(mpi: str, out: Path) -> None:
+    one = ["-np", "1", "canal-mpi", "train", *SMOKE, "--out", str(out), "--seed"]
+    result = run(["mpirun", *one, "1", ":", *one, "2"], mpi)
+    assert result.code == 78, result.err
+    assert "the ranks differ in command line" in result.complaints[0]
+    assert len(result.complaints) == 1
+
+
+def test_ranks_with_different_code_are_refused(mpi: str, out: Path, tmp_path: Path) -> None:
+    source = Path(__file__).parent.parent / "canal_mpi"
+    subprocess.run(["cp", "-r", str(source), str(tmp_path / "canal_mpi")], check=True)
+    with (tmp_path / "canal_mpi" / "agent.py").open("a") as file:
+        file.write("# another version\n")
+    command = ["-np", "1", "canal-mpi", "train", *SMOKE, "--out", str(out)]
+    other = ["-np", "1", "env", f"PYTHONPATH={tmp_path}", *command[2:]]
+    result = run(["mpirun", *command, ":", *other], mpi)
+    assert result.code == 78, result.err
+    assert "the ranks differ in code" in result.complaints[0]
+
+
+@pytest.mark.atari
+@pytest.mark.slow
+def test_five_agents_share_ten_real_games(out: Path) -> None:
+    result = mpirun(
+        5,
+        "train",
+        *("--job", "quick", "--frames", "130", "--set", "evaluation.max_steps=20"),
+        *("--out", str(out)),
+        timeout=300,
+    )
+    assert result.code == 0, result.err
+    with h5py.File(out / "run.h5") as file:
+        rounds, source = file["tasks/round"][()], file["tasks/source"][()]
+        assert len(rounds) == 50
+        assert (source[rounds <= 2] == b"env").all()
+        assert (source[rounds > 2] == b"lesson").all()
+    found = donors(out / "run.h5")
+    assert len(found) == 40
+    assert all(agent != donor for agent, donor, _ in found)

@@ -1,0 +1,297 @@
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from helpers import SPACES, Move, Player, number_of, observation
+
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.replay import Recipe, Replay
+from canal_mpi.types import CUT, ENDED, LIFE, Batch, Columns
+
+GAMMA = 0.9
+
+
+def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> tuple[float, float, int]:
+    """Return, discount and next state of the move at a place, by walking."""
+    total, discount = 0.0, 1.0
+    for move in moves[at : at + recipe.n_step]:
+        sign = (move.reward > 0) - (move.reward < 0)
+        total += discount * (sign if recipe.clip_reward else move.reward)
+        discount *= recipe.gamma
+        if move.flags & ENDED or (move.flags & LIFE and recipe.life_ends):
+            return total, 0.0, move.after
+        if move.flags & CUT:
+            return total, discount, move.after
+    return total, discount, moves[min(at + recipe.n_step, len(moves)) - 1].after
+
+
+def targets(streams: Sequence[Sequence[Move]], recipe: Recipe) -> dict[int, tuple[Move, object]]:
+    return {
+        move.state: (move, slow_target(moves, at, recipe))
+        for moves in streams
+        for at, move in enumerate(moves)
+    }
+
+
+def assert_agrees(batch: Batch, expected: dict[int, tuple[Move, object]]) -> set[int]:
+    seen = set()
+    for k in range(len(batch.actions)):
+        move, target = expected[number_of(batch.states[k])]
+        found = (batch.returns[k], batch.discounts[k])
+        assert isinstance(target, tuple)
+        assert batch.actions[k] == move.action
+        assert np.allclose(found, target[:2], rtol=1e-5, atol=1e-6)
+        if target[1]:
+            assert number_of(batch.next_states[k]) == target[2]
+        seen.add(move.state)
+    return seen
+
+
+def played(seed: int, streams: int = 1, steps: int = 60) -> Player:
+    player = Player(Buffer(SPACES, 25 * streams, streams), streams, seed)
+    player.play(steps, (0.08, 0.1, 0.1))
+    player.step(*[0] * streams)
+    return player
+
+
+def lesson(seed: int, steps: int = 20) -> tuple[Columns, list[Move]]:
+    """The rows of a lesson whose states no other seed has, and its moves."""
+    player = Player(Buffer(SPACES, 100), 1, seed)
+    player.states = 1000 * seed
+    player.moves, player.now = [[]], [player._new_state()]
+    player.buffer.clear()
+    player.buffer.start(np.stack([observation(player.now[0])]))
+    player.play(steps, (0.1, 0.1, 0.1))
+    player.step(0)
+    return player.buffer.export(1000), player.moves[0]
+
+
+@pytest.mark.parametrize("clip_reward", [True, False])
+@pytest.mark.parametrize("life_ends", [True, False])
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_targets_match_a_slow_walk_over_the_moves(
+    streams: int, n_step: int, life_ends: bool, clip_reward: bool
+) -> None:
+    recipe = Recipe(64, GAMMA, n_step, clip_reward, life_ends)
+    replay = Replay(SPACES, 25 * streams, recipe, streams)
+    player = Player(replay.own, streams, n_step)
+    rng = np.random.default_rng(2)
+    for _ in range(12):
+        player.play(8, (0.08, 0.12, 0.12))
+        kept = [player.kept(stream, 25) for stream in range(streams)]
+        expected = targets(kept, recipe)
+        seen: set[int] = set()
+        for _ in range(12):
+            seen |= assert_agrees(replay.sample(rng), expected)
+        assert seen == set(expected)
+
+
+@pytest.mark.parametrize("n_step", [1, 3, 5])
+def test_lessons_give_the_same_targets_as_the_play_they_hold(n_step: int) -> None:
+    recipe = Recipe(64, GAMMA, n_step)
+    player = played(5, streams=2)
+    replay = Replay(SPACES, 10, recipe)
+    replay.begin([player.buffer.export(1000)])
+    expected = targets([player.kept(stream, 25) for stream in range(2)], recipe)
+    rng = np.random.default_rng(3)
+    seen = set().union(*(assert_agrees(replay.sample(rng), expected) for _ in range(20)))
+    assert seen == set(expected)
+
+
+def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tuple[float, ...]]]:
+    replay = Replay(SPACES, 50, recipe)
+    player = Player(replay.own)
+    for flag in flags:
+        player.step(flag)
+    batch = replay.sample(np.random.default_rng(0))
+    found = {
+        number_of(state): (float(batch.discounts[k]), number_of(batch.next_states[k]))
+        for k, state in enumerate(batch.states)
+    }
+    return player, found
+
+
+def test_a_cut_episode_bootstraps_from_its_last_state() -> None:
+    _, found = single([0, CUT, 0, 0], Recipe(200, GAMMA, 3))
+    assert found[2] == pytest.approx((GAMMA, 3))
+    assert found[1] == pytest.approx((GAMMA**2, 3))
+
+
+def test_an_ended_episode_does_not_bootstrap() -> None:
+    _, found = single([0, ENDED, 0, 0], Recipe(200, GAMMA, 3))
+    assert found[1][0] == found[2][0] == 0
+
+
+def test_an_end_that_is_also_a_cut_does_not_bootstrap() -> None:
+    _, found = single([0, ENDED | CUT, 0], Recipe(200, GAMMA))
+    assert found[2][0] == 0
+
+
+@pytest.mark.parametrize(("life_ends", "discount"), [(True, 0.0), (False, GAMMA)])
+def test_a_setting_decides_whether_a_lost_life_stops_bootstrapping(
+    life_ends: bool, discount: float
+) -> None:
+    _, found = single([0, LIFE, 0], Recipe(200, GAMMA, life_ends=life_ends))
+    assert found[2] == pytest.approx((discount, 3))
+
+
+def test_the_newest_rows_sum_what_there_is_and_bootstrap_from_the_open_state() -> None:
+    _, found = single([0, 0, 0], Recipe(200, GAMMA, 5))
+    assert found == {
+        1: pytest.approx((GAMMA**3, 4)),
+        2: pytest.approx((GAMMA**2, 4)),
+        3: pytest.approx((GAMMA, 4)),
+    }
+
+
+def test_sums_of_rewards_never_cross_the_end_of_a_segment() -> None:
+    recipe = Recipe(100, 1.0, 5, clip_reward=False)
+    (left, first), (right, second) = lesson(1, 4), lesson(2, 4)
+    both = {name: np.concatenate([left[name], right[name]]) for name in left}
+    replay = Replay(SPACES, 10, recipe)
+    replay.begin([both])
+    expected = targets([first, second], recipe)
+    assert assert_agrees(replay.sample(np.random.default_rng(0)), expected) == set(expected)
+
+
+def test_a_clipped_reward_is_its_sign() -> None:
+    replay = Replay(SPACES, 50, Recipe(300, GAMMA))
+    player = Player(replay.own)
+    player.play(40)
+    assert set(replay.sample(np.random.default_rng(0)).returns.tolist()) == {-1.0, 0.0, 1.0}
+    assert {abs(move.reward) for move in player.moves[0]} == {0.0, 1.0, 2.0, 3.0}
+
+
+def test_the_arrays_of_a_batch_have_the_types_that_learners_take() -> None:
+    replay = Replay(SPACES, 50, Recipe(7, GAMMA, 3))
+    Player(replay.own).play(20)
+    batch = replay.sample(np.random.default_rng(0))
+    assert batch.states.shape == batch.next_states.shape == (7, 4)
+    assert batch.states.dtype == batch.next_states.dtype == np.dtype(SPACES.dtype)
+    assert batch.actions.dtype == np.int64
+    assert batch.returns.dtype == batch.discounts.dtype == np.float32
+
+
+def test_the_next_call_uses_the_same_arrays_again() -> None:
+    replay = Replay(SPACES, 50, Recipe(7, GAMMA))
+    Player(replay.own).play(20)
+    rng = np.random.default_rng(0)
+    assert replay.sample(rng) is replay.sample(rng)
+
+
+def test_a_sample_leaves_the_stored_rewards_as_they_are() -> None:
+    replay = Replay(SPACES, 50, Recipe(64, GAMMA, 5, clip_reward=False))
+    Player(replay.own).play(30)
+    before = replay.own.reward.copy()
+    for seed in range(5):
+        replay.sample(np.random.default_rng(seed))
+    assert np.array_equal(replay.own.reward, before)
+
+
+def test_the_replay_is_ready_with_a_batch_of_rows_of_any_origin() -> None:
+    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    player = Player(replay.own)
+    assert not replay.ready
+    player.play(9, (0, 0, 0))
+    assert not replay.ready
+    player.step(0)
+    assert replay.ready
+    rows, _ = lesson(1, 20)
+    replay.begin([rows])
+    assert replay.ready
+    assert len(replay.own) == 0
+
+
+def test_beginning_a_task_forgets_own_rows_and_former_lessons() -> None:
+    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    Player(replay.own).play(30)
+    rows, _ = lesson(1)
+    replay.begin([rows])
+    assert len(replay.own) == 0
+    assert len(replay.lessons) == 1
+    replay.begin([])
+    assert not replay.lessons
+    assert not replay.ready
+
+
+def test_memory_counts_lessons() -> None:
+    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    alone = replay.nbytes
+    rows, _ = lesson(1)
+    replay.begin([rows])
+    assert alone == replay.own.nbytes == 51 * SPACES.row_bytes
+    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
+
+
+def test_own_rows_and_lessons_are_drawn_by_their_size() -> None:
+    (small, few), (large, many) = lesson(1, 15), lesson(2, 60)
+    replay = Replay(SPACES, 50, Recipe(500, GAMMA))
+    replay.begin([small, large])
+    player = Player(replay.own)
+    player.play(30, (0, 0, 0))
+    expected = targets([few, many, player.moves[0]], replay.recipe)
+    rng, counts = np.random.default_rng(1), np.zeros(3)
+    for _ in range(100):
+        batch = replay.sample(rng)
+        assert_agrees(batch, expected)
+        counts += np.bincount([number_of(state) // 1000 for state in batch.states], minlength=3)
+    rows = np.array([30, len(small["action"]) - 1, len(large["action"]) - 1])
+    assert counts.sum() == 50_000
+    assert np.allclose(counts / counts.sum(), rows / rows.sum(), atol=0.01)
+
+
+def test_samples_are_uniform() -> None:
+    replay = Replay(SPACES, 40, Recipe(500, GAMMA, 3))
+    Player(replay.own).play(100, (0.1, 0, 0.1))
+    rng = np.random.default_rng(4)
+    counts: dict[int, int] = {}
+    for _ in range(80):
+        for state in replay.sample(rng).states:
+            counts[number_of(state)] = counts.get(number_of(state), 0) + 1
+    assert len(counts) == 40
+    assert all(abs(count - 1000) < 160 for count in counts.values())
+
+
+def test_the_same_stream_draws_the_same_batches() -> None:
+    replay = Replay(SPACES, 40, Recipe(20, GAMMA, 3))
+    Player(replay.own).play(100)
+    first = replay.sample(np.random.default_rng(4)).states.copy()
+    assert np.array_equal(first, replay.sample(np.random.default_rng(4)).states)
+    assert not np.array_equal(first, replay.sample(np.random.default_rng(5)).states)
+
+
+def assert_same_draws(left: Replay, right: Replay) -> None:
+    one, two = np.random.default_rng(9), np.random.default_rng(9)
+    for _ in range(5):
+        for mine, theirs in zip(left.sample(one), right.sample(two), strict=True):
+            assert np.array_equal(mine, theirs)
+
+
+def restored(replay: Replay, capacity: int) -> Replay:
+    again = Replay(SPACES, capacity, replay.recipe)
+    again.restore({name: column.copy() for name, column in replay.state().items()})
+    return again
+
+
+@pytest.mark.parametrize("lessons", [0, 1, 3])
+def test_a_restored_replay_draws_the_same_batches(lessons: int) -> None:
+    replay = Replay(SPACES, 30, Recipe(50, GAMMA, 3))
+    replay.begin([lesson(seed, 10 * seed)[0] for seed in range(1, lessons + 1)])
+    Player(replay.own, seed=8).play(77)
+    again = restored(replay, 30)
+    assert [len(buffer) for buffer in again.lessons] == [len(buffer) for buffer in replay.lessons]
+    assert_same_draws(replay, again)
+
+
+def test_a_replay_of_lessons_alone_can_be_restored() -> None:
+    replay = Replay(SPACES, 30, Recipe(50, GAMMA))
+    replay.begin([lesson(1)[0]])
+    assert_same_draws(replay, restored(replay, 30))
+
+
+# BUG: groups are sorted as texts, so that lesson-10 comes back before lesson-2.
+def test_more_than_ten_lessons_come_back_in_their_order() -> None:
+    replay = Replay(SPACES, 30, Recipe(50, GAMMA))
+    replay.begin([lesson(seed, 5 + seed)[0] for seed in range(1, 13)])
+    assert_same_draws(replay, restored(replay, 30))
