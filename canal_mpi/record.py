@@ -51,6 +51,7 @@ class Recorder:
         """One update of the network."""
         self.updates += 1
         self._losses.append(loss)
+        self.progress.loss = loss
 
     def step(self, step: Step) -> None:
         """One training step in every environment; ended episodes become rows."""
@@ -69,6 +70,7 @@ class Recorder:
     def _episode(self, total: float, length: int) -> None:
         self._episodes += 1
         self._recent.append(total)
+        self.progress.mean_return = float(np.mean(self._recent))
         self.sink.add(
             "episodes",
             agent=self.agent,
@@ -84,7 +86,6 @@ class Recorder:
         """A row of /train; its times and losses count since the row before."""
         loss = float(np.mean(self._losses)) if self._losses else nan
         returns = float(np.mean(self._recent)) if self._recent else nan
-        self.progress.loss, self.progress.mean_return = loss, returns
         self.sink.add(
             "train",
             agent=self.agent,

@@ -20,6 +20,7 @@ from canal_mpi.types import Progress
 
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
+WHOLE_GAME = 3000  # steps after which most games are over
 HEADER = (
     " agent  host          round  task            source        steps          steps/s    return"
     "      loss  waits"
@@ -163,18 +164,21 @@ class View:
         facts = {"status": status, "time": time(), "rounds": self.rounds, "agents": agents}
         write_whole(self.folder / "status.json", json.dumps(facts).encode())
 
-    def ending(self, store: Store, frames: int) -> None:
+    def ending(self, store: Store, frames: int, cap: int) -> None:
         """The table of what was learnt from whom, and what to type next."""
         self._erase()
         tasks, ledger = store.table("tasks"), store.table("exchange")
         for line in ending_lines(tasks):
             self.say(line)
+        if cap < WHOLE_GAME:
+            self.say(f" HNS is too low here: evaluation episodes were cut after {cap} steps.")
         played, turns = int(tasks["env_steps"].sum()), frames * len(tasks["agent"])
         lessons = ledger["kind"] == b"lesson"
+        count = int(lessons.sum())
         self.say(
             f"\n{played:,} environment steps played, {turns - played:,} saved by lessons · "
-            f"{int(lessons.sum())} lessons, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB moved · "
-            f"{_duration(monotonic() - self._start)}"
+            f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
+            f"moved · {_duration(monotonic() - self._start)}"
         )
 
 

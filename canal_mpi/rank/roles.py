@@ -301,7 +301,8 @@ class Run:
         self.store.write("finished")
         self.view.write_status("finished")
         self.view.event("finished")
-        self.view.ending(self.store, self.plan.job.train.frames)
+        job = self.plan.job
+        self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
         folder = self.plan.folder
         self.view.say(
             f"Results: {folder}/run.h5 (HDF5)\n"
