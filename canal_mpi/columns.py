@@ -19,8 +19,8 @@ from canal_mpi.types import Array, Columns
 WIRE_VERSION = 1
 MAGIC = b"CANALCOL"
 HEADER = struct.Struct("<8sHHQ32s")  # magic, version, columns, body bytes, SHA-256 of the body
-DTYPE = re.compile(r"^(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})$")
-NAME = re.compile(r"^[A-Za-z0-9_./-]{1,120}$")
+DTYPE = re.compile(r"(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})")
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
 RAW, ZSTD = 0, 1
 MOST_DIMENSIONS = 8
 
@@ -54,6 +54,11 @@ def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
     return columns
 
 
+def _proper(name: str, dtype: str, dimensions: int) -> bool:
+    fits = NAME.fullmatch(name) and DTYPE.fullmatch(dtype)
+    return bool(fits) and dimensions <= MOST_DIMENSIONS
+
+
 class _Head:
     """What a message says about one column."""
 
@@ -64,9 +69,9 @@ class _Head:
 
 
 def _encode_column(name: str, array: Array, pack: bool) -> tuple[bytes, bytes]:
-    array = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
+    array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     dtype = array.dtype.str
-    if not DTYPE.match(dtype) or not NAME.match(name):
+    if not _proper(name, dtype, array.ndim):
         raise ValueError(f"column '{name}' of type {dtype} has no wire form")
     codec, data = RAW, array.tobytes()
     if pack and array.ndim and array.nbytes:
@@ -121,9 +126,11 @@ def _head(body: memoryview, at: int) -> tuple[_Head, int]:
 
     name, dtype = text(), text()
     (dimensions,) = take("<B")
-    if not NAME.match(name) or not DTYPE.match(dtype) or dimensions > MOST_DIMENSIONS:
+    if not _proper(name, dtype, dimensions):
         raise DamagedData(f"column {name!r} of type {dtype!r} in {dimensions} dimensions")
     shape = take(f"<{dimensions}Q")
+    if prod(max(side, 1) for side in shape) >= 1 << 48:
+        raise DamagedData(f"column '{name}' of the shape {shape}")
     codec, stored = take("<BQ")
     return _Head(name, dtype, shape, codec, stored), at
 
@@ -142,7 +149,9 @@ def _unpack(head: _Head, data: memoryview) -> Array:
     try:
         if zstandard.frame_content_size(data) != head.raw:
             raise DamagedData(f"column '{head.name}' does not unpack to {head.raw} bytes")
-        plain = zstandard.ZstdDecompressor().decompress(data, max_output_size=head.raw)
+        plain = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=head.raw, allow_extra_data=False
+        )
     except zstandard.ZstdError as error:
         raise DamagedData(f"column '{head.name}' can't be unpacked: {error}") from error
     if len(plain) != head.raw:

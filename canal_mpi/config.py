@@ -6,8 +6,9 @@ neither MPI nor torch.
 
 import json
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from math import isfinite
@@ -27,10 +28,12 @@ def setting(
     about: str,
     low: float | None = None,
     high: float | None = None,
-    names: Sequence[str] = (),
+    names: Collection[str] = (),
+    outside: bool = False,
 ) -> Any:
-    """A field with its meaning and its range or the names it may have."""
-    about_it = {"about": about, "low": low, "high": high, "names": tuple(names)}
+    """A field with its meaning and its range or names; `outside` also allows module:name."""
+    about_it: dict[str, Any] = {"about": about, "low": low, "high": high, "names": tuple(names)}
+    about_it |= {"outside": outside}
     return field(default=default, metadata=about_it)
 
 
@@ -69,8 +72,10 @@ class ReplayConfig:
 class LearnConfig:
     """The learner."""
 
-    algorithm: str = setting("dqn", "how it learns, or module:Class", names=tuple(ALGORITHMS))
-    network: str = setting("mlp", "its network, or module:Class", names=tuple(NETWORKS))
+    algorithm: str = setting(
+        "dqn", "how it learns, or module:Class", names=ALGORITHMS, outside=True
+    )
+    network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 65536)
     lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
@@ -79,7 +84,7 @@ class LearnConfig:
     starts: int = setting(200, "rows of play before the first update", 1)
     double: bool = setting(True, "choose the next action by the online network (double DQN)")
     target_every: int = setting(500, "updates between copies to the target; 0: no target", 0)
-    loss: str = setting("huber", "loss of the temporal difference", names=tuple(LOSSES))
+    loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
     n_step: int = setting(1, "rewards that are summed before bootstrapping", 1, 100)
     clip_reward: bool = setting(True, "learn from the sign of the reward")
     life_ends: bool = setting(True, "a lost life stops bootstrapping")
@@ -101,9 +106,11 @@ class ExploreConfig:
 class ShareConfig:
     """What agents tell each other."""
 
-    policy: str = setting("exact", "which lessons are taken, or module:name", names=tuple(POLICIES))
+    policy: str = setting(
+        "exact", "which lessons are taken, or module:name", names=POLICIES, outside=True
+    )
     topology: str = setting(
-        "full", "who hears whom: a name, a file of edges, or module:name", names=tuple(TOPOLOGIES)
+        "full", "who hears whom: a name, a file, or module:name", names=TOPOLOGIES, outside=True
     )
     rows: int = setting(100_000, "most rows in a lesson", 3)
     limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
@@ -126,7 +133,7 @@ class Job:
     preset: str = setting("", "settings to start from: canal, or none", names=("", "canal"))
     seed: int = setting(1, "the same seed gives the same bits", 0, 2**63 - 1)
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
-    order: str = setting("canal", "order of each agent, or module:name", names=tuple(ORDERS))
+    order: str = setting("canal", "order of each agent, or module:name", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds of silence after which the job ends", 1, 1e6)
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -192,9 +199,9 @@ def resolve(
     layers = [_from_environment(os.environ if environ is None else environ), flags or {}]
     if job_file:
         path = find_job(job_file)
-        layers.insert(0, {"name": path.stem} | read_toml(path.read_bytes(), str(path)))
+        layers.insert(0, {"name": path.stem} | read_toml(_bytes_of(path), str(path)))
     preset = next((str(x["preset"]) for x in reversed(layers) if "preset" in x), "")
-    pick.check("preset", preset, PRESETS)
+    pick.check("preset", preset, PRESETS, outside=False)
     values: Layer = {}
     for layer in [dict(PRESETS.get(preset, {})), *layers]:
         values |= _expanded({key: checked(key, value) for key, value in layer.items()})
@@ -222,6 +229,8 @@ def build(values: Layer) -> Job:
 
 
 def _cross_checked(job: Job) -> Job:
+    if not all(task.strip() for task in job.tasks):
+        raise UsageError(f"tasks = {list(job.tasks)} holds an empty name.")
     if not job.tasks:
         raise UsageError("tasks is empty: name at least one, as in --tasks Krull,Alien.")
     twice = [task for task in job.tasks if job.tasks.count(task) > 1]
@@ -252,7 +261,7 @@ def checked(key: str, value: Any) -> Any:
     for number in value if isinstance(value, tuple) else (value,):
         _check_range(key, number, meta)
     if meta["names"] and not (key == "share.topology" and is_file(value)):
-        pick.check(f"value for {key}", value, meta["names"])
+        pick.check(f"value for {key}", value, meta["names"], meta["outside"])
     return value
 
 
@@ -263,13 +272,18 @@ def _typed(key: str, value: Any, kind: Any) -> Any:
             items = [value]
         return tuple(_typed(key, _stripped(item), get_args(kind)[0]) for item in items)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is int and isinstance(value, str) and value.lstrip("-").isdecimal():
+        return float(value) if abs(value) < 1 << 1000 else float("inf")
+    if kind is int and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         return int(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise UsageError(f"{key} = {value!r}: expected {wanted[kind]}.")
+        raise UsageError(f"{key} = {_short(value)}: expected {wanted[kind]}.")
     return value
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a huge number"
+    return text if len(text) < 100 else f"{text[:100]}…"
 
 
 def _stripped(item: Any) -> Any:
@@ -309,8 +323,8 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 def parse_value(text: str) -> Any:
     """A TOML value; anything that is none is taken as plain text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (ValueError, RecursionError):
         return text
 
 
@@ -340,11 +354,18 @@ def find_job(name: str) -> Path:
     return jobs[name]
 
 
+def _bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"job file {path} can't be read: {error.strerror}.") from error
+
+
 def read_toml(data: bytes, where: str) -> Layer:
     """The settings in a TOML text, as dotted keys."""
     try:
         tree = tomllib.loads(data.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not TOML: {error}.") from error
     layer: Layer = {}
     for name, value in tree.items():
@@ -382,7 +403,9 @@ def _toml_value(value: Any) -> str:
         return f"[{', '.join(_toml_value(item) for item in value)}]"
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
 
 
 def from_toml(text: str) -> Job:

@@ -15,10 +15,10 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
 
 
-def check(kind: str, name: str, table: Iterable[str]) -> None:
-    """Refuse a name that is neither in the table nor of the form `module:name`."""
+def check(kind: str, name: str, table: Iterable[str], outside: bool = True) -> None:
+    """Refuse a name that is neither in the table nor, where allowed, `module:name`."""
     names = sorted(table)
-    if name not in names and ":" not in name:
+    if name not in names and not (outside and ":" in name):
         hint = suggestion(name, names)
         raise UsageError(f"unknown {kind} '{name}'{hint or ';'} known: {', '.join(names)}.")
 
@@ -35,7 +35,7 @@ def load(kind: str, path: str) -> Any:
     module, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} '{path}': can't import '{module}': {error}.") from error
     except AttributeError as error:
         raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.") from error

@@ -39,9 +39,9 @@ def observation(number: int) -> Array:
 
 def number_of(state: Array) -> int:
     """Which state it is, checked to be whole."""
-    number = int(state.reshape(-1)[0])
-    assert np.array_equal(state.reshape(-1), observation(number).reshape(-1))
-    return number
+    found: list[int] = state.reshape(-1).tolist()
+    assert found == [found[0], -found[0], found[0] * 3, 7]
+    return found[0]
 
 
 @dataclass(frozen=True)

@@ -170,9 +170,7 @@ def test_the_row_before_and_the_row_after_stay_in_their_region() -> None:
 
 def frequencies(buffer: Buffer, number: int) -> dict[int, int]:
     rows, counts = np.unique(buffer.draw(np.random.default_rng(8), number), return_counts=True)
-    return {
-        number_of(buffer.state_rows[row]): int(n) for row, n in zip(rows, counts, strict=True)
-    }
+    return {number_of(buffer.state_rows[row]): int(n) for row, n in zip(rows, counts, strict=True)}
 
 
 def assert_even(counts: dict[int, int], size: int, number: int) -> None:
@@ -188,7 +186,6 @@ def test_draws_are_uniform(streams: int) -> None:
     assert_even(frequencies(player.buffer, 60_000), 20 * streams, 60_000)
 
 
-# BUG: a closing row that is drawn stands for the row before it, which is thus drawn twice as often.
 def test_draws_are_uniform_where_episodes_are_cut() -> None:
     player = Player(Buffer(SPACES, 40))
     for k in range(24):
@@ -278,7 +275,6 @@ def accepted(rows: Columns) -> Columns:
     return unpack(data, lesson_offer(len(rows["action"])), SPACES, 1 << 20)
 
 
-# BUG: straight after a cut the closing row is followed by the open row, two LAST rows in a row,
 # and unpack refuses the lesson; play that ends on a cut can't be shared.
 def test_an_export_right_after_a_cut_is_a_proper_lesson() -> None:
     player = Player(Buffer(SPACES, 20))
@@ -288,7 +284,6 @@ def test_an_export_right_after_a_cut_is_a_proper_lesson() -> None:
     assert split_segments(rows) == [player.moves[0]]
 
 
-# BUG: as above, for one stream of several.
 def test_an_export_of_streams_after_a_cut_in_one_is_a_proper_lesson() -> None:
     player = Player(Buffer(SPACES, 20, 2), 2)
     player.step(0, 0)
@@ -296,7 +291,6 @@ def test_an_export_of_streams_after_a_cut_in_one_is_a_proper_lesson() -> None:
     assert split_segments(accepted(player.buffer.export(100))) == player.moves
 
 
-# BUG: with room for two rows, the closing row of the cut is left out and nothing but the open row
 # is exported: a segment without a move.
 def test_an_export_never_holds_a_segment_without_a_move() -> None:
     player = Player(Buffer(SPACES, 20, 2), 2)
@@ -325,7 +319,6 @@ def test_a_restored_buffer_draws_the_same_and_goes_on_the_same(streams: int) -> 
         second.add(actions, step)
 
 
-# BUG: the state of a buffer that holds only its first states leaves them out.
 def test_a_buffer_restored_before_its_first_step_knows_its_first_state() -> None:
     first = Player(Buffer(SPACES, 10))
     second = Buffer(SPACES, 10)

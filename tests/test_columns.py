@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import zstandard
 from helpers import head, seal
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from canal_mpi.columns import HEADER, MAGIC, MOST_DIMENSIONS, WIRE_VERSION, ZSTD, decode, encode
@@ -14,7 +14,24 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.types import Array, Columns
 
 LIMIT = 1 << 20
-DTYPES = "|u1 |i1 |b1 <u2 <u4 <u8 <i2 <i4 <i8 <f2 <f4 <f8 |S1 |S7 |S64 |S9999".split()
+DTYPES = [
+    "|u1",
+    "|i1",
+    "|b1",
+    "<u2",
+    "<u4",
+    "<u8",
+    "<i2",
+    "<i4",
+    "<i8",
+    "<f2",
+    "<f4",
+    "<f8",
+    "|S1",
+    "|S7",
+    "|S64",
+    "|S9999",
+]
 SHAPES = [(1,), (5,), (0,), (3, 4), (7, 0, 2), (2, 3, 4, 5), (1,) * MOST_DIMENSIONS]
 
 
@@ -146,19 +163,16 @@ def test_names_outside_the_alphabet_are_not_sent(name: str) -> None:
         encode({name: np.zeros(1)})
 
 
-# BUG: np.ascontiguousarray turns an array without dimensions into one of shape (1,).
 def test_an_array_without_dimensions_comes_back_the_same() -> None:
     columns = {"step": np.array(3.5)}
     assert same(decode(encode(columns), LIMIT), columns)
 
 
-# BUG: encode sends what decode refuses.
 def test_more_dimensions_than_can_be_read_are_not_sent() -> None:
     with pytest.raises(ValueError, match="no wire form"):
         encode({"a": np.zeros((1,) * (MOST_DIMENSIONS + 1))})
 
 
-# BUG: `$` in NAME also matches before a newline at the end.
 def test_a_name_that_ends_in_a_newline_is_not_sent() -> None:
     with pytest.raises(ValueError, match="no wire form"):
         encode({"a\n": np.zeros(1)})
@@ -223,7 +237,7 @@ def test_oversized_announcements_are_refused_before_memory_is_taken(
     shape: tuple[int, ...], codec: int
 ) -> None:
     message = seal(head(shape=shape, codec=codec) + b"x", 1)
-    assert peak_of_refusal(message, 1 << 30, "the limit is") < 1 << 20
+    assert peak_of_refusal(message, 1 << 30, "limit|shape") < 1 << 20
 
 
 def test_sizes_are_added_up_over_all_columns() -> None:
@@ -261,7 +275,6 @@ def test_what_is_no_zstd_frame_is_refused() -> None:
         decode(message, LIMIT)
 
 
-# BUG: bytes behind the zstd frame, inside its column, are ignored.
 def test_bytes_behind_a_zstd_frame_are_refused() -> None:
     frame = zstandard.ZstdCompressor().compress(bytes(50)) + b"junk"
     message = seal(head(shape=(50,), codec=ZSTD, stored=len(frame)) + frame, 1)
@@ -338,14 +351,12 @@ def test_descriptions_outside_the_format_are_refused(
         decode(seal(head(name, dtype, (1,) * dimensions) + b"x", 1), LIMIT)
 
 
-# BUG: `$` in NAME and DTYPE also matches before a newline; numpy then raises TypeError.
 @pytest.mark.parametrize(("name", "dtype"), [(b"a\n", b"|u1"), (b"a", b"|u1\n")])
 def test_a_newline_at_the_end_of_a_description_is_refused(name: bytes, dtype: bytes) -> None:
     with pytest.raises(DamagedData):
         decode(seal(head(name, dtype) + b"x", 1), LIMIT)
 
 
-# BUG: 0 times anything is within the limit, and numpy refuses the shape with ValueError.
 @pytest.mark.parametrize("shape", [(0, 2**64 - 1), (0, 1 << 40, 1 << 40), (1 << 63, 0)])
 def test_an_empty_column_of_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(DamagedData):
@@ -402,7 +413,7 @@ def test_no_change_of_a_message_goes_undetected(data: st.DataObject) -> None:
         decode(changed, LIMIT)
 
 
-@settings(FUZZ, derandomize=True)
+@settings(FUZZ, derandomize=True, phases=[Phase.explicit, Phase.generate])
 @given(st.data())
 def test_a_forged_message_is_read_within_the_limit_or_refused(data: st.DataObject) -> None:
     message = data.draw(messages())

@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from math import isclose
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from canal_mpi.membuf.replay import Recipe, Replay
 from canal_mpi.types import CUT, ENDED, LIFE, Batch, Columns
 
 GAMMA = 0.9
+Target = tuple[float, float, int]  # return, discount, next state
 
 
-def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> tuple[float, float, int]:
+def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> Target:
     """Return, discount and next state of the move at a place, by walking."""
     total, discount = 0.0, 1.0
     for move in moves[at : at + recipe.n_step]:
@@ -25,7 +27,7 @@ def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> tuple[float, 
     return total, discount, moves[min(at + recipe.n_step, len(moves)) - 1].after
 
 
-def targets(streams: Sequence[Sequence[Move]], recipe: Recipe) -> dict[int, tuple[Move, object]]:
+def targets(streams: Sequence[Sequence[Move]], recipe: Recipe) -> dict[int, tuple[Move, Target]]:
     return {
         move.state: (move, slow_target(moves, at, recipe))
         for moves in streams
@@ -33,16 +35,16 @@ def targets(streams: Sequence[Sequence[Move]], recipe: Recipe) -> dict[int, tupl
     }
 
 
-def assert_agrees(batch: Batch, expected: dict[int, tuple[Move, object]]) -> set[int]:
+def assert_agrees(batch: Batch, expected: dict[int, tuple[Move, Target]]) -> set[int]:
     seen = set()
     for k in range(len(batch.actions)):
         move, target = expected[number_of(batch.states[k])]
-        found = (batch.returns[k], batch.discounts[k])
-        assert isinstance(target, tuple)
+        total, discount, after = target
         assert batch.actions[k] == move.action
-        assert np.allclose(found, target[:2], rtol=1e-5, atol=1e-6)
-        if target[1]:
-            assert number_of(batch.next_states[k]) == target[2]
+        assert isclose(batch.returns[k], total, rel_tol=1e-5, abs_tol=1e-6)
+        assert isclose(batch.discounts[k], discount, rel_tol=1e-5)
+        if discount:
+            assert number_of(batch.next_states[k]) == after
         seen.add(move.state)
     return seen
 
@@ -99,7 +101,7 @@ def test_lessons_give_the_same_targets_as_the_play_they_hold(n_step: int) -> Non
     assert seen == set(expected)
 
 
-def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tuple[float, ...]]]:
+def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tuple[float, int]]]:
     replay = Replay(SPACES, 50, recipe)
     player = Player(replay.own)
     for flag in flags:
@@ -232,13 +234,13 @@ def test_own_rows_and_lessons_are_drawn_by_their_size() -> None:
     player.play(30, (0, 0, 0))
     expected = targets([few, many, player.moves[0]], replay.recipe)
     rng, counts = np.random.default_rng(1), np.zeros(3)
-    for _ in range(100):
+    for _ in range(40):
         batch = replay.sample(rng)
         assert_agrees(batch, expected)
         counts += np.bincount([number_of(state) // 1000 for state in batch.states], minlength=3)
     rows = np.array([30, len(small["action"]) - 1, len(large["action"]) - 1])
-    assert counts.sum() == 50_000
-    assert np.allclose(counts / counts.sum(), rows / rows.sum(), atol=0.01)
+    assert counts.sum() == 20_000
+    assert np.allclose(counts / counts.sum(), rows / rows.sum(), atol=0.015)
 
 
 def test_samples_are_uniform() -> None:
@@ -290,7 +292,6 @@ def test_a_replay_of_lessons_alone_can_be_restored() -> None:
     assert_same_draws(replay, restored(replay, 30))
 
 
-# BUG: groups are sorted as texts, so that lesson-10 comes back before lesson-2.
 def test_more_than_ten_lessons_come_back_in_their_order() -> None:
     replay = Replay(SPACES, 30, Recipe(50, GAMMA))
     replay.begin([lesson(seed, 5 + seed)[0] for seed in range(1, 13)])

@@ -50,6 +50,7 @@ class Buffer:
         """Forget all rows."""
         self.cursor[:] = 0
         self.count[:] = 0
+        self.flags[:] = 0
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream."""
@@ -86,7 +87,13 @@ class Buffer:
 
     def draw(self, rng: np.random.Generator, number: int) -> Array:
         """Uniformly drawn rows (indices) from which learning can start."""
-        drawn = rng.integers(0, len(self), number)
+        rows = self._rows_at(rng.integers(0, len(self), number))
+        while (closing := (self.flags[rows] & LAST) != 0).any():
+            rows[closing] = self._rows_at(rng.integers(0, len(self), int(closing.sum())))
+        return rows
+
+    def _rows_at(self, drawn: Array) -> Array:
+        """Rows by their place among all rows of all streams, oldest first."""
         if len(self.base) == 1:
             stream: Array | int = 0
             place = drawn
@@ -95,9 +102,6 @@ class Buffer:
             place = drawn - (np.cumsum(self.count) - self.count)[stream]
         oldest = self.cursor[stream] - self.count[stream]
         rows: Array = self.base[stream] + (oldest + place) % self.region
-        closing = (self.flags[rows] & LAST) != 0
-        if closing.any():
-            rows[closing] = self.before(rows[closing])
         return rows
 
     def after(self, rows: Array) -> Array:
@@ -105,12 +109,6 @@ class Buffer:
         following: Array = rows + 1
         following[following % self.region == 0] -= self.region
         return following
-
-    def before(self, rows: Array) -> Array:
-        """The row in front of each row, inside its region."""
-        leading: Array = rows - 1
-        leading[rows % self.region == 0] += self.region
-        return leading
 
     def export(self, most: int) -> Columns:
         """The newest rows, at most `most`, oldest first, every stream closed by a LAST row."""
@@ -130,11 +128,15 @@ class Buffer:
             return np.zeros(0, dtype=np.int64)
         places = np.arange(int(self.cursor[stream]) - count, int(self.cursor[stream]) + 1)
         rows: Array = self.base[stream] + places % self.region
-        return rows[1:] if self.flags[rows[0]] & LAST else rows
+        if self.flags[rows[-2]] & LAST:
+            rows = rows[:-1]  # straight after a cut: nothing leads to the open row
+        if self.flags[rows[0]] & LAST:
+            rows = rows[1:]
+        return rows if len(rows) > 1 else rows[:0]
 
     def state(self) -> Columns:
         """Everything needed to go on with the same bits."""
-        used = self.region * len(self.base) if len(self) else 0
+        used = len(self.flags) if (self.flags & LAST).any() else 0
         return {
             "state": self.state_rows[:used],
             "action": self.action[:used],

@@ -4,7 +4,7 @@ import numpy as np
 
 from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData
-from canal_mpi.types import KNOWN_FLAGS, LAST, Array, Columns, Offer, Spaces
+from canal_mpi.types import CUT, KNOWN_FLAGS, LAST, Array, Columns, Offer, Spaces
 
 LESSON_VERSION = 1
 ROWS = ("state", "action", "reward", "flags")
@@ -12,6 +12,8 @@ ROWS = ("state", "action", "reward", "flags")
 
 def pack(donor: int, round_: int, task: str, rows: Columns) -> bytes:
     """The rows of a lesson with what they are, compressed, for the wire."""
+    if len(task.encode()) > 64:
+        raise ValueError(f"task name '{task}' is over 64 bytes long")
     about: Columns = {
         "version": np.array([LESSON_VERSION], dtype="<u2"),
         "donor": np.array([donor], dtype="<i4"),
@@ -65,7 +67,8 @@ def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
     if (flags & ~np.uint8(KNOWN_FLAGS)).any():
         raise DamagedData("lesson holds unknown flags")
     last = (flags & LAST) != 0
-    if last[0] or not last[-1] or (last[1:] & last[:-1]).any():
+    cut = (flags & CUT) != 0
+    if last[0] or not last[-1] or (last[1:] & last[:-1]).any() or (cut[:-1] & ~last[1:]).any():
         raise DamagedData("lesson's segments of play are not closed properly")
 
 

@@ -98,7 +98,7 @@ class Replay:
         """Own rows and lessons, for a checkpoint."""
         held = {f"own/{name}": column for name, column in self.own.state().items()}
         for k, lesson in enumerate(self.lessons):
-            held |= {f"lesson-{k}/{n}": c for n, c in lesson.export(len(lesson) + 1).items()}
+            held |= {f"lesson-{k:06d}/{n}": c for n, c in lesson.export(len(lesson) + 1).items()}
         return held
 
     def restore(self, state: Columns) -> None:

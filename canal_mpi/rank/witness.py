@@ -26,7 +26,9 @@ class Witness:
         self._child = os.fork()
         if self._child == 0:
             os.close(self._write)
-            _watch(read, job, f"rank {rank} on {host} was killed or left without a word at the start.")
+            _watch(
+                read, job, f"rank {rank} on {host} was killed or left without a word at the start."
+            )
         os.close(read)
         os.set_inheritable(self._write, False)
 

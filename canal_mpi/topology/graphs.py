@@ -1,6 +1,8 @@
 """Topologies: sets of directed edges (from, to) among agents. Pure functions, no MPI."""
 
+import re
 from collections.abc import Callable, Mapping
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ from canal_mpi import pick
 from canal_mpi.errors import UsageError
 
 Edges = set[tuple[int, int]]
+AGENT = re.compile(r"[0-9]{1,9}")
 
 
 def none(size: int) -> Edges:
@@ -40,7 +43,12 @@ TOPOLOGIES: Mapping[str, Callable[[int], Edges]] = {
 
 def is_file(name: str) -> bool:
     """Whether a topology's name means a file of edges."""
-    return name not in TOPOLOGIES and ("/" in name or name.endswith(".txt") or Path(name).is_file())
+    if name in TOPOLOGIES:
+        return False
+    try:
+        return "/" in name or name.endswith(".txt") or Path(name).is_file()
+    except (OSError, ValueError):  # no name of a file at all
+        return False
 
 
 def edges(name: str, size: int) -> Edges:
@@ -66,7 +74,7 @@ def from_text(text: str, size: int, where: str) -> Edges:
         if not words:
             continue
         place = f"{where}, line {number}"
-        if len(words) != 2 or not all(word.isdecimal() for word in words):
+        if len(words) != 2 or not all(AGENT.fullmatch(word) for word in words):
             raise UsageError(f"{place}: found '{line.strip()}'; expected two agents, as in '0 1'.")
         edge = (int(words[0]), int(words[1]))
         if edge in found:
@@ -77,7 +85,11 @@ def from_text(text: str, size: int, where: str) -> Edges:
 
 def check(found: Any, size: int, where: str) -> Edges:
     """Refuse edges that name agents outside the run, or one agent twice."""
-    for edge in sorted(found):
+    try:
+        pairs = {(index(a), index(b)) for a, b in found}
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: found {found!r}; expected pairs of agents.") from error
+    for edge in sorted(pairs):
         for agent in edge:
             if not 0 <= agent < size:
                 raise UsageError(
@@ -86,7 +98,7 @@ def check(found: Any, size: int, where: str) -> Edges:
                 )
         if edge[0] == edge[1]:
             raise UsageError(f"{where}: agent {edge[0]} can't hear itself; remove the edge.")
-    return set(found)
+    return pairs
 
 
 def _agents(size: int) -> str:
