@@ -110,8 +110,8 @@ class Agent:
     @property
     def ready(self) -> bool:
         """Whether the replay holds enough to learn from."""
-        enough = self.replay.lessons or len(self.replay.own) >= self.job.learn.starts
-        return bool(enough) and self.replay.ready
+        started = bool(self.replay.lessons) or len(self.replay.own) >= self.job.learn.starts
+        return started and self.replay.ready
 
     def updates_due(self, before: int, done: int) -> int:
         """Updates that belong to the steps from `before` to `done`."""

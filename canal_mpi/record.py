@@ -16,14 +16,15 @@ class Recorder:
         self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
         self.progress = Progress()
         self._began = perf_counter()
-        self._waited_before = 0.0
+        self._waited_before = self.wait_seconds = 0.0
         self.begin("", 0, 0)
 
     def begin(self, task: str, round_: int, steps: int) -> None:
         """A new task: all counts start again."""
         self.task, self.round, self._start = task, round_, perf_counter()
         self.env_steps = self.updates = self._episodes = 0
-        self.env_seconds = self.learn_seconds = self.wait_seconds = 0.0
+        self.env_seconds = self.learn_seconds = 0.0
+        self._task_wait = 0.0
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=100)
         self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -44,6 +45,7 @@ class Recorder:
     def waited(self, seconds: float) -> None:
         """Time lost to others."""
         self.wait_seconds += seconds
+        self._task_wait += seconds
         self._waited_before += seconds
         self.progress.wait_share = self._waited_before / (perf_counter() - self._began)
 
@@ -173,4 +175,5 @@ class Recorder:
             updates=self.updates,
             score=score,
             seconds=perf_counter() - self._start,
+            wait_seconds=self._task_wait,
         )

@@ -49,6 +49,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "updates": Column("<i8", "updates of the network"),
         "score": SCORE,
         "seconds": _seconds("wall time of the task, evaluation and exchange included"),
+        "wait_seconds": _seconds("part of it spent waiting for others"),
     },
     "episodes": {
         "agent": AGENT,

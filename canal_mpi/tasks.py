@@ -21,7 +21,6 @@ from canal_mpi.types import CUT, ENDED, LIFE, Array, Columns, Spaces, Step
 
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
 PIXELS = (4, 84, 84)
-PRIMING = 64  # actions that bring the emulator's sticky-action memory to a known state
 
 
 class Game(Protocol):
@@ -53,19 +52,18 @@ def known() -> list[str]:
 
 def canonical(name: str) -> str:
     """The one name of a task: `RoadRunner` also for `ALE/RoadRunner-v5`; refuses unknown ones."""
-    short = name.removeprefix("ALE/").removesuffix("-v5") if name.startswith("ALE/") else name
-    if short in atari_games():
-        return short
+    game = name.removeprefix("ALE/").removesuffix("-v5")
+    if game in atari_games() and name in (game, f"ALE/{game}-v5"):
+        return game
     if len(name.encode()) > 64:
         raise UsageError(f"task name '{name[:20]}…' is over 64 bytes long.")
-    module, _, short = short.rpartition(":")
+    module, _, short = name.rpartition(":")
     try:
         if module:
             importlib.import_module(module)
         gymnasium.spec(short)
-    except (gymnasium.error.Error, ImportError, ValueError) as error:
-        known = [*atari_games(), *gymnasium.registry]
-        hint = pick.suggestion(short, known) or ";"
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        hint = pick.suggestion(game, known()) or ";"
         raise UsageError(
             f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them."
         ) from error
@@ -95,7 +93,7 @@ class AtariGame:
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
         self.ale.setInt("random_seed", seed)
-        self.ale.setFloat("repeat_action_probability", self.config.sticky)
+        self.ale.setFloat("repeat_action_probability", 0.0)  # see _act
         rom = ale_py.roms.get_rom_path(atari_games()[task])
         if rom is None:
             raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
@@ -104,6 +102,7 @@ class AtariGame:
     def reset(self) -> Array:
         """Start an episode, after a random number of no-ops."""
         self.ale.reset_game()
+        self._last_action = 0
         for _ in range(int(self.rng.integers(self.config.noop_max + 1))):
             self._act(0)
             if self.ale.game_over():
@@ -119,17 +118,19 @@ class AtariGame:
         if config.random_action and self.rng.random() < config.random_action:
             action = int(self.rng.integers(len(self.actions)))
         for frame in range(config.frame_skip):
-            if self._screen and frame == config.frame_skip - 1:
-                self._screen.note()
             reward += self._act(self.actions[action])
             if self.ale.game_over():
                 break
+            if self._screen and frame == config.frame_skip - 2:
+                self._screen.note()
         self._steps += 1
         return self._look(), reward, self._flags()
 
     def _act(self, action: int) -> float:
-        self._last_action = action
-        return float(self.ale.act(action))
+        """One frame. Sticky actions are done here: the emulator's state leaves its own out."""
+        if not self.config.sticky or self.rng.random() >= self.config.sticky:
+            self._last_action = action
+        return float(self.ale.act(self._last_action))
 
     def _flags(self) -> int:
         lives, before = self.ale.lives(), self._lives
@@ -154,18 +155,15 @@ class AtariGame:
             "counters": np.array(counters, dtype="<i8"),
             "rng": seeding.snapshot(self.rng),
         }
-        return held | ({"frames": self._screen.frames.copy()} if self._screen else {})
+        return held | (self._screen.state() if self._screen else {})
 
     def restore(self, state: Columns) -> None:
         """Go on where `state` was taken."""
         self._steps, self._lives, self._last_action = (int(c) for c in state["counters"])
         seeding.rewind(self.rng, state["rng"])
-        self.ale.reset_game()
-        for _ in range(PRIMING):  # the saved state leaves out the action that may stick
-            self.ale.act(self._last_action)
         self.ale.restoreState(ale_py.ALEState(state["emulator"].tobytes()))
         if self._screen:
-            self._screen.frames[:] = state["frames"]
+            self._screen.restore(state)
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -181,29 +179,37 @@ class Screen:
         self._before = np.zeros_like(self._now)
         self._rows, self._columns = _averaging(height, 84), _averaging(width, 84).T.copy()
         self.frames = np.zeros(PIXELS, dtype=np.uint8)
-        self._noted = self._fresh = False
+        self._fresh = False
 
     def clear(self) -> None:
         """A new episode: the first frame fills the stack."""
-        self._fresh, self._noted = True, False
+        self._fresh = True
 
     def note(self) -> None:
-        """Keep this frame: sprites flicker, so two frames are merged."""
+        """Keep the frame before the last one: sprites flicker, so two frames are merged."""
         self.ale.getScreenGrayscale(self._before)
-        self._noted = True
 
     def look(self) -> Array:
         """Take in the current screen and give the stack."""
         self.ale.getScreenGrayscale(self._now)
-        if self._noted:
-            np.maximum(self._now, self._before, out=self._now)
-        small = self._rows @ self._now.astype(np.float32) @ self._columns
+        merged = self._now if self._fresh else np.maximum(self._now, self._before)
+        small = self._rows @ merged.astype(np.float32) @ self._columns
         self.frames[:-1] = self.frames[1:]
         self.frames[-1] = np.rint(small)
         if self._fresh:
             self.frames[:] = self.frames[-1]
-        self._fresh = self._noted = False
+        self._fresh = False
+        self._before[:] = self._now  # without frame skip the next look merges with this one
         return self.frames.copy()
+
+    def state(self) -> Columns:
+        """The stack and the frame that the next look may merge with."""
+        return {"frames": self.frames.copy(), "before": self._before.copy()}
+
+    def restore(self, state: Columns) -> None:
+        """Go on where `state` was taken."""
+        self.frames[:], self._before[:] = state["frames"], state["before"]
+        self._fresh = False
 
 
 def _averaging(size: int, target: int) -> Array:

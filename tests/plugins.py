@@ -1,5 +1,6 @@
 """Sharing policies and learners that misbehave on purpose; jobs name them as module:name."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -81,7 +82,7 @@ class Lazy:
     def restore(self, state: Columns) -> None: ...
 
 
-class NanReward(gymnasium.Env[Array, int]):
+class NanReward(gymnasium.Env[Array, np.int64]):
     """Gives a reward that is not a number at its 20th step."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
@@ -91,10 +92,21 @@ class NanReward(gymnasium.Env[Array, int]):
         self.steps = 0
         return np.zeros(2, dtype=np.float32), {}
 
-    def step(self, action: int) -> tuple[Array, float, bool, bool, dict[str, object]]:
+    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, object]]:
         self.steps += 1
         reward = float("nan") if self.steps == 20 else 0.0
         return np.zeros(2, dtype=np.float32), reward, False, False, {}
 
 
-gymnasium.register("NanReward-v0", NanReward)
+gymnasium.register("NanReward-v0", "plugins:NanReward")
+
+
+def fills_the_disk(task: str, offers: Sequence[Offer]) -> list[Offer]:
+    """Leaves no room where the run goes, from the second round on."""
+    if offers and _rank() == 0:
+        folder = sys.argv[sys.argv.index("--out") + 1]
+        with contextlib.suppress(OSError), open(f"{folder}/filler", "wb") as file:  # noqa: PTH123
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+    return exact(task, offers)

@@ -11,7 +11,6 @@ from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel
 from fakes import tiny_job as job_with
 
 from canal_mpi.config import Job, resolve
-from canal_mpi.errors import DamagedData
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.rank import build
@@ -269,10 +268,6 @@ def test_a_lesson_over_the_limit_is_refused() -> None:
     assert sink.rows["tasks"][0]["source"] == "env"
 
 
-# BUG: a lesson with fewer rows than a batch is taken, yet nothing is learnt and nothing is played.
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="agent.py: a lesson under a batch trains nobody"
-)
 def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
     sink = MemorySink()
     job = job_with(learn__batch=32, learn__starts=32, train__frames=100)
@@ -281,10 +276,6 @@ def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
     assert row["updates"] > 0 or row["env_steps"] > 0
 
 
-# BUG: play whose last step was cut ends with two LAST rows, and every receiver refuses the lesson.
-@pytest.mark.xfail(
-    strict=True, raises=DamagedData, reason="buffer.py export: two LAST rows after a cut"
-)
 def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
     link = FakeLink()
     envs = Chains(cut_after=10)
@@ -295,10 +286,6 @@ def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
     unpack(data, offer, CHAIN, 1 << 20)
 
 
-# BUG: what an agent waits for when it publishes is in no row: `begin` forgets it.
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="record.py begin: the wait in publish is lost"
-)
 def test_waiting_at_the_end_of_a_round_is_in_the_next_row_of_train() -> None:
     sink = MemorySink()
     tiny_agent(job_with(), ("left", "right"), link=FakeLink(wait=5.0), sink=sink).run()

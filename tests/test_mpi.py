@@ -118,9 +118,7 @@ def test_donors_are_found_only_along_an_edge(
         topology = str(tmp_path / "edges.txt")
         lines = "".join(f"{a} -> {b}\n" for a, b in sorted(edges))
         Path(topology).write_text(f"# a line of five, one way\n{lines}")
-    result = mpirun(
-        5, "train", *SMOKE, *LAZY, "--topology", topology, "--out", str(out), mpi=mpi
-    )
+    result = mpirun(5, "train", *SMOKE, *LAZY, "--topology", topology, "--out", str(out), mpi=mpi)
     assert result.code == 0, result.err
     found = {(donor, agent) for agent, donor, _ in donors(out / "run.h5")}
     assert found and found <= edges
@@ -129,9 +127,7 @@ def test_donors_are_found_only_along_an_edge(
 
 
 @pytest.mark.parametrize("policy", ["raises", "leaves", "drops_out", "is_killed"])
-def test_a_rank_that_ends_takes_the_job_down_and_is_named(
-    mpi: str, policy: str, out: Path
-) -> None:
+def test_a_rank_that_ends_takes_the_job_down_and_is_named(mpi: str, policy: str, out: Path) -> None:
     result = mpirun(
         3, "train", *SMOKE, *LAZY, "--share", f"plugins:{policy}", "--out", str(out), mpi=mpi
     )

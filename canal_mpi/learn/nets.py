@@ -25,12 +25,15 @@ class Mlp(nn.Module):
         return values
 
 
+SMALLEST_FRAME = 36  # what the three convolutions can digest
+
+
 class Cnn(nn.Module):
     """Three convolutions for stacked frames, then the layers of an Mlp."""
 
     def __init__(self, shape: tuple[int, ...], actions: int, widths: Sequence[int]) -> None:
         super().__init__()
-        if len(shape) != 3:
+        if len(shape) != 3 or min(shape[1:]) < SMALLEST_FRAME:
             raise ValueError(f"the network 'cnn' needs frames, not observations of shape {shape}")
         self.shape = shape
         self.trunk = nn.Sequential(

@@ -50,8 +50,8 @@ class Replay:
 
     @property
     def ready(self) -> bool:
-        """Whether there is at least a batch of rows to learn from."""
-        return len(self.own) + sum(map(len, self.lessons)) >= self.recipe.batch
+        """Whether there is a lesson, or at least a batch of own rows, to learn from."""
+        return bool(self.lessons) or len(self.own) >= self.recipe.batch
 
     def sample(self, rng: np.random.Generator) -> Batch:
         """One batch; its arrays are used again by the next call."""

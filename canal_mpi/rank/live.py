@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -158,7 +158,7 @@ class View:
         """Replace status.json."""
         agents = [
             {"agent": agent, "host": self.hosts[agent], "steps_per_second": self._rates.get(agent)}
-            | {name: None if value != value else value for name, value in vars(p).items()}
+            | {name: _json_value(value) for name, value in vars(p).items()}
             for agent, p in enumerate(self.watch.progress)
         ]
         facts = {"status": status, "time": time(), "rounds": self.rounds, "agents": agents}
@@ -195,6 +195,10 @@ def ending_lines(tasks: dict[str, Any]) -> list[str]:
             f"{_number(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
         )
     return lines
+
+
+def _json_value(value: Any) -> Any:
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def _source(donor: int) -> str:

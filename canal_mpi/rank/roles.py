@@ -184,7 +184,7 @@ class Run:
         if request.out and request.name:
             raise UsageError("--out and --name both say where the run goes; give one of them.")
         name = request.name or f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        if not request.out and not NAME.match(name):
+        if not request.out and not NAME.fullmatch(name):
             raise UsageError(f"--name {name}: use letters, digits, dots, dashes, at most 64.")
         return Path(request.out or f"runs/{name}").absolute()
 

@@ -26,9 +26,8 @@ class Witness:
         self._child = os.fork()
         if self._child == 0:
             os.close(self._write)
-            _watch(
-                read, job, f"rank {rank} on {host} was killed or left without a word at the start."
-            )
+            words = f"rank {rank} on {host} was killed or left without a word at the start."
+            _watch(read, job, words)
         os.close(read)
         os.set_inheritable(self._write, False)
 
@@ -53,7 +52,7 @@ class Witness:
                 self._write = -1
 
 
-def _watch(read: int, job: str, name: str) -> None:
+def _watch(read: int, job: str, first_words: str) -> None:
     """The helper's whole life; it never returns."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
@@ -61,7 +60,7 @@ def _watch(read: int, job: str, name: str) -> None:
     os.closerange(0, 2)
     os.closerange(3, read)
     os.closerange(read + 1, 1024)  # a launcher's pipes must close when the rank dies
-    words, held = name.encode(), b""
+    words, held = first_words.encode(), b""
     while words != HUSH and (data := os.read(read, 4096)):
         *lines, held = (held + data).split(b"\n")
         words = lines[-1] if lines else words

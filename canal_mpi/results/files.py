@@ -4,11 +4,12 @@ import fcntl
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from canal_mpi.errors import DirectoryInUse, StorageError, UsageError
 
-NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PARTS = ("job.toml", "run.h5", "events.jsonl", "status.json", "logs", "checkpoints", "membuf")
 
 
@@ -32,16 +33,18 @@ def write_whole(path: Path, data: bytes) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise StorageError(
-            f"can't write {path} ({len(data)} bytes): {error.strerror}; the old file is whole."
+            f"can't write {path} ({len(data)} bytes): {error.strerror}; "
+            "what was there before is whole."
         ) from error
 
 
 def file_name(text: str) -> str:
     """A text as a safe name of a file."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", text)[:64]
-    return name if NAME.match(name) else f"x{name}"[:64]
+    return name if NAME.fullmatch(name) else f"x{name}"[:64]
 
 
 class RunDirectory:
@@ -56,7 +59,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a directory.")
         held = [part for part in PARTS if (self.path / part).exists()]
-        if self.path.is_dir() and any(self.path.iterdir()):
+        if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
             if not held:
                 raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
             self._take_lock()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 
 from canal_mpi.errors import DamagedData, StorageError
 from canal_mpi.results.files import write_whole
@@ -36,7 +37,9 @@ def checked_image(path: Path) -> bytes:
     body = memoryview(data)[BLOCK:]
     if data[:8] != MAGIC:
         raise DamagedData(f"{path} is not a file of canal-mpi.")
-    if int.from_bytes(data[8:16], "little") != len(body) or sha256(body).digest() != data[16:48]:
+    length, digest, rest = data[8:16], data[16:48], data[48:BLOCK]
+    whole = int.from_bytes(length, "little") == len(body) and not any(rest)
+    if not whole or sha256(body).digest() != digest:
         raise DamagedData(f"{path} is damaged: its checksum does not match.")
     return data
 
@@ -58,7 +61,9 @@ def read_arrays(path: Path) -> Columns:
         found: Columns = {}
         file.visititems(
             lambda name, item: (
-                found.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None
+                found.update({name: np.asarray(item[()])})
+                if isinstance(item, h5py.Dataset)
+                else None
             )
         )
     return found

@@ -1,0 +1,204 @@
+"""The command line: help, the job it makes, and one line for every mistake."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from canal_mpi import __version__, cli
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.cli, list(arguments))
+
+
+def fails(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> tuple[int, str]:
+    """Exit code and what is printed to stderr by the real entry point."""
+    monkeypatch.setattr(sys, "argv", ["canal-mpi", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("CANAL_"):
+            monkeypatch.delenv(name)
+
+
+# Help
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_names_the_commands_and_the_exit_codes(flag: str) -> None:
+    result = run(flag)
+    assert result.exit_code == 0
+    for words in ("train", "config", "mpirun -np 5", "Exit codes: 0 done, 2 usage", "73"):
+        assert words in result.output
+
+
+@pytest.mark.parametrize("command", ["train", "config"])
+def test_every_option_has_a_sentence(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    for option in cli.cli.commands[command].params:
+        assert isinstance(option, click.Option)
+        assert option.help
+        assert option.help.endswith((".", "…"))
+        assert option.opts[-1] in result.output
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").output == f"canal-mpi, version {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["config", "--help"]])
+def test_help_loads_neither_torch_nor_mpi_nor_gymnasium(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom canal_mpi.cli import main\n"
+        f"sys.argv = ['canal-mpi', *{arguments!r}]\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
+        "heavy = {'torch', 'mpi4py', 'gymnasium', 'ale_py', 'h5py', 'numpy'} & set(sys.modules)\n"
+        "print('loaded:', sorted(heavy))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr
+
+
+# The job
+
+
+def test_config_prints_a_job_that_can_be_fed_back(tmp_path: Path) -> None:
+    first = run("config", "--seed", "5", "--variant", "orig", "--set", "learn.widths=[64, 32]")
+    assert first.exit_code == 0
+    (tmp_path / "job.toml").write_text(first.output)
+    again = run("config", "--job", str(tmp_path / "job.toml"))
+    assert again.output == first.output
+    job = tomllib.loads(first.output)
+    assert job["seed"] == 5
+    assert job["task"]["frame_skip"] == 1
+    assert job["learn"]["widths"] == [64, 32]
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    flags = {
+        "--seed": ("9", ("seed", 9)),
+        "--frames": ("77", ("train.frames", 77)),
+        "--tasks": ("Krull,ALE/Alien-v5", ("tasks", ["Krull", "Alien"])),
+        "--order": ("rotate", ("order", "rotate")),
+        "--share": ("none", ("share.policy", "none")),
+        "--topology": ("ring", ("share.topology", "ring")),
+        "--obs": ("pixels", ("task.obs", "pixels")),
+        "--variant": ("orig", ("task.variant", "orig")),
+        "--preset": ("canal", ("preset", "canal")),
+    }
+    result = run("config", *(word for flag, (value, _) in flags.items() for word in (flag, value)))
+    assert result.exit_code == 0, result.output
+    job = tomllib.loads(result.output)
+    for _, (key, expected) in flags.values():
+        section, _, name = key.rpartition(".")
+        assert (job[section] if section else job)[name] == expected
+    assert job["learn"]["network"] == "cnn"
+    assert job["learn"]["loss"] == "mse"
+
+
+def test_flags_win_over_variables_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my.toml").write_text("seed = 1\n[learn]\nlr = 0.1\nbatch = 16\n")
+    monkeypatch.setenv("CANAL_SEED", "2")
+    monkeypatch.setenv("CANAL_LEARN_LR", "0.2")
+    result = run("config", "--job", str(tmp_path / "my.toml"), "--seed", "3")
+    job = tomllib.loads(result.output)
+    assert (job["seed"], job["learn"]["lr"], job["learn"]["batch"]) == (3, 0.2, 16)
+    assert job["name"] == "my"
+
+
+def test_tasks_are_listed() -> None:
+    lines = run("config", "--list-tasks").output.splitlines()
+    assert {"RoadRunner", "CartPole-v1"} <= set(lines)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["config", "--tasks", "RoadRuner"],
+            "unknown task 'RoadRuner'; did you mean 'RoadRunner'?",
+        ),
+        (["config", "--set", "learn.lr"], "expected section.key=value"),
+        (
+            ["config", "--set", "learn.lrr=1"],
+            "unknown setting 'learn.lrr'; did you mean 'learn.lr'",
+        ),
+        (["config", "--set", "learn.lr=fast"], "learn.lr = 'fast': expected a number"),
+        (["config", "--set", "learn.lr=nan"], "expected a finite number"),
+        (["config", "--frames", "0"], "train.frames = 0: expected at least 1"),
+        (["config", "--job", "quik"], "unknown job 'quik'; did you mean 'quick'?"),
+        (["config", "--job", "no/such.toml"], "job file no/such.toml does not exist"),
+        (["config", "--obs", "smell"], "unknown value for task.obs 'smell'"),
+        (["config", "--preset", "cannal"], "did you mean 'canal'?"),
+        (["config", "--topology", "rnig"], "did you mean 'ring'?"),
+        (["config", "--tasks", "Krull,Krull"], "listed twice"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    words: str,
+) -> None:
+    code, err = fails(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert err.startswith("canal-mpi: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+def test_a_mistake_in_the_environment_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CANAL_SEEED", "1")
+    code, err = fails(capsys, monkeypatch, "config")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "unknown environment variable CANAL_SEEED; did you mean 'CANAL_SEED'?" in err
+
+
+def test_a_job_that_is_not_toml_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bad.toml").write_text("seed = = 1")
+    code, err = fails(capsys, monkeypatch, "config", "--job", str(tmp_path / "bad.toml"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert "bad.toml is not TOML" in err
+
+
+@pytest.mark.parametrize("arguments", [["--no-such"], ["train", "--seed", "x"], ["no-such"]])
+def test_clicks_own_mistakes_have_the_same_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    code, err = fails(capsys, monkeypatch, *arguments)
+    assert code == 2
+    assert "Error" in err
+
+
+@pytest.mark.parametrize(
+    "setting", ["task.obs=x:y", "task.variant=x:y", "learn.loss=x:y", "preset=x:y"]
+)
+def test_a_colon_does_not_hide_a_wrong_name(setting: str) -> None:
+    result = run("config", "--set", setting)
+    assert result.exit_code != 0

@@ -1,0 +1,191 @@
+"""The doors of the house: who may import what, and what nobody may do."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import canal_mpi
+
+HOUSE = Path(canal_mpi.__file__).parent
+FILES = sorted(HOUSE.rglob("*.py"))
+OWNERS = {
+    "mpi4py": ("topology/mpilink.py", "rank/"),
+    "torch": ("learn/",),
+    "h5py": ("results/",),
+    "gymnasium": ("tasks.py",),
+    "ale_py": ("tasks.py",),
+    "click": ("cli.py",),
+}
+CELLAR = {"types", "seeding", "errors", "config", "columns", "schema", "log", "pick", "games"}
+PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+LOWER_CASE = {
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "ssend",
+    "bsend",
+    "issend",
+    "ibsend",
+    "sendrecv",
+    "bcast",
+    "ibcast",
+    "gather",
+    "igather",
+    "scatter",
+    "allgather",
+    "alltoall",
+    "reduce",
+    "allreduce",
+    "scan",
+    "exscan",
+    "neighbor_allgather",
+    "neighbor_alltoall",
+}
+COMMUNICATORS = {"comm", "graph", "world_comm", "COMM_WORLD", "COMM_SELF"}
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(HOUSE).as_posix()
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Every module that is imported anywhere in the file, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[ast.Call, str, str]]:
+    """Every call with the last two parts of its name: ("comm", "Send") for self.comm.Send()."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            function = node.func
+            if isinstance(function, ast.Name):
+                yield node, "", function.id
+            elif isinstance(function, ast.Attribute):
+                yield node, last_part(function.value), function.attr
+
+
+def last_part(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def faults(tree: ast.AST) -> list[str]:
+    """What no file of the house may do."""
+    found = [f"imports {name}" for name in imported(tree) if name.split(".")[0] in PICKLERS]
+    for call, owner, name in calls(tree):
+        if not owner and name in ("eval", "exec", "__import__"):
+            found.append(f"{name}()")
+        if (owner, name) in (
+            ("torch", "load"),
+            ("torch", "save"),
+            ("os", "system"),
+            ("os", "popen"),
+        ):
+            found.append(f"{owner}.{name}()")
+        if (owner, name) in (("np", "load"), ("np", "save"), ("numpy", "load")):
+            found.append(f"{owner}.{name}()")
+        for keyword in call.keywords:
+            value = getattr(keyword.value, "value", None)
+            if keyword.arg in ("shell", "allow_pickle") and value is not False:
+                found.append(f"{keyword.arg}=")
+        if name in LOWER_CASE and (owner in COMMUNICATORS or owner.endswith("comm")):
+            found.append(f"{owner}.{name}()")
+    return found
+
+
+def test_the_house_is_found() -> None:
+    assert {"agent.py", "cli.py", "tasks.py", "topology/mpilink.py"} <= set(map(name_of, FILES))
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_every_library_stays_behind_its_door(path: Path) -> None:
+    for module in imported(tree_of(path)):
+        owners = OWNERS.get(module.split(".")[0])
+        assert owners is None or name_of(path).startswith(owners), f"{name_of(path)}: {module}"
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_every_door_is_used(library: str) -> None:
+    """A library that nobody imports any more would leave its rule without meaning."""
+    users = [p for p in FILES if any(m.split(".")[0] == library for m in imported(tree_of(p)))]
+    assert users
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_nothing_pickles_evaluates_or_starts_a_shell(path: Path) -> None:
+    assert faults(tree_of(path)) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "def f():\n    from shelve import open",
+        "import marshal as m",
+        "eval('1')",
+        "exec('1')",
+        "torch.load(path)",
+        "subprocess.run('ls', shell=True)",
+        "np.load(path, allow_pickle=True)",
+        "comm.send(1, 0)",
+        "self.comm.bcast(1)",
+        "MPI.COMM_WORLD.gather(1)",
+        "graph.neighbor_allgather(1)",
+    ],
+)
+def test_the_search_for_faults_finds_them(source: str) -> None:
+    assert faults(ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["comm.Isend(1)", "env.send(1)", "re.compile('x')", "x.evaluate()"]
+)
+def test_the_search_for_faults_finds_nothing_else(source: str) -> None:
+    assert faults(ast.parse(source)) == []
+
+
+def test_the_agent_uses_only_the_membuf_the_record_and_the_cellar() -> None:
+    allowed = CELLAR | {"membuf", "record"}
+    ours = [m for m in imported(tree_of(HOUSE / "agent.py")) if m.startswith("canal_mpi")]
+    assert ours
+    assert {module.split(".")[1] for module in ours} <= allowed
+
+
+def test_the_membuf_needs_numpy_only() -> None:
+    allowed = {"types", "errors", "columns", "membuf"}
+    for path in FILES:
+        if name_of(path).startswith("membuf/"):
+            modules = list(imported(tree_of(path)))
+            ours = {module.split(".")[1] for module in modules if module.startswith("canal_mpi")}
+            assert ours <= allowed, name_of(path)
+            assert not {module.split(".")[0] for module in modules} & set(OWNERS), name_of(path)
+
+
+def test_the_porch_loads_neither_mpi_nor_torch() -> None:
+    """What cli.py imports at its top, and what that imports at its top, and so on."""
+    reached, waiting = set[str](), ["canal_mpi.cli", "canal_mpi.config"]
+    while waiting:
+        module = waiting.pop()
+        path = HOUSE.joinpath(*module.split(".")[1:])
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if module in reached or not file.is_file():
+            continue
+        reached.add(module)
+        top = [n for n in tree_of(file).body if isinstance(n, ast.Import | ast.ImportFrom)]
+        for name in (name for node in top for name in imported(node)):
+            assert name.split(".")[0] not in ("mpi4py", "torch", "gymnasium", "ale_py", "h5py")
+            waiting += [name, name.rpartition(".")[0]] if name.startswith("canal_mpi") else []
+    assert "canal_mpi.membuf.share" in reached

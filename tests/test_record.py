@@ -1,0 +1,180 @@
+"""Rows of the results: counted, timed and of the schema's columns."""
+
+from math import isnan
+
+import numpy as np
+import pytest
+from fakes import MemorySink
+
+from canal_mpi.record import Recorder
+from canal_mpi.schema import TABLES, Rows
+from canal_mpi.types import CUT, ENDED, LIFE, Offer, Parcel, Progress, Step
+
+
+def recorder() -> tuple[Recorder, MemorySink, list[str]]:
+    sink, phases = MemorySink(), list[str]()
+
+    def beat(progress: Progress) -> None:
+        phases.append(progress.phase)
+
+    made = Recorder(sink, beat, 3, 134)
+    made.begin("Krull", 2, 1000)
+    return made, sink, phases
+
+
+def step(rewards: list[float], flags: list[int]) -> Step:
+    nothing = np.zeros((len(rewards), 1))
+    return Step(nothing, np.array(rewards), np.array(flags, dtype=np.uint8), nothing)
+
+
+def test_an_episode_becomes_a_row_when_it_ends_or_is_cut() -> None:
+    record, sink, _ = recorder()
+    for flags in (0, LIFE, ENDED, 0, CUT, 0):
+        record.step(step([2.0], [flags]))
+    rows = sink.rows["episodes"]
+    assert [(r["episode"], r["step"], r["return"], r["length"]) for r in rows] == [
+        (1, 3, 6.0, 3),
+        (2, 5, 4.0, 2),
+    ]
+    assert {(r["agent"], r["round"], r["task"]) for r in rows} == {(3, 2, "Krull")}
+    assert record.env_steps == 6
+
+
+def test_a_lost_life_together_with_a_cut_is_one_row() -> None:
+    record, sink, _ = recorder()
+    record.step(step([1.0], [LIFE | CUT]))
+    assert len(sink.rows["episodes"]) == 1
+
+
+def test_environments_of_a_batch_have_episodes_of_their_own() -> None:
+    record, sink, _ = recorder()
+    record.step(step([1.0, 10.0], [0, 0]))
+    record.step(step([1.0, 10.0], [0, ENDED]))
+    record.step(step([1.0, 10.0], [ENDED, 0]))
+    found = [(r["step"], r["return"], r["length"]) for r in sink.rows["episodes"]]
+    assert found == [(4, 20.0, 2), (6, 3.0, 3)]
+
+
+def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
+    record, sink, _ = recorder()
+    record.update(1.0)
+    record.update(3.0)
+    record.env_seconds, record.learn_seconds = 0.5, 0.25
+    record.step(step([7.0], [ENDED]))
+    record.training(500, 0.3)
+    record.training(1000, 0.2)
+    first, second = sink.rows["train"]
+    assert (first["loss"], first["return_mean"], first["epsilon"]) == (2.0, 7.0, 0.3)
+    assert (first["env_seconds"], first["learn_seconds"]) == (0.5, 0.25)
+    assert isnan(second["loss"])
+    assert (second["env_seconds"], second["learn_seconds"]) == (0.0, 0.0)
+    assert second["return_mean"] == 7.0
+
+
+def test_the_mean_return_is_that_of_the_last_hundred_episodes() -> None:
+    record, sink, _ = recorder()
+    for number in range(150):
+        record.step(step([float(number)], [ENDED]))
+    record.training(150, 0.0)
+    assert sink.rows["train"][0]["return_mean"] == np.mean(range(50, 150))
+
+
+def test_a_new_task_starts_all_counts_again() -> None:
+    record, sink, _ = recorder()
+    record.update(1.0)
+    record.step(step([5.0], [0]))
+    record.begin("Alien", 3, 1000)
+    assert record.env_steps == record.updates == 0
+    assert isnan(record.progress.loss)
+    record.step(step([1.0], [ENDED]))
+    row = sink.rows["episodes"][0]
+    assert (row["task"], row["round"], row["episode"], row["return"]) == ("Alien", 3, 1, 1.0)
+
+
+def test_every_phase_is_a_beat() -> None:
+    record, _, phases = recorder()
+    record.phase("training")
+    record.beat()
+    record.phase("evaluating")
+    assert phases == ["training", "training", "evaluating"]
+
+
+def test_waiting_is_counted_and_shown_as_a_share() -> None:
+    record, sink, _ = recorder()
+    record.waited(1.5)
+    record.waited(0.5)
+    record.training(1, 0.0)
+    assert sink.rows["train"][0]["wait_seconds"] == 2.0
+    assert record.progress.wait_share > 0
+
+
+def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
+    record, sink, _ = recorder()
+    mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
+    record.offered(mine, 4)
+    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25), "")
+    record.received(Parcel(theirs, b"", 0.5, 0.25), "checksum")
+    record.refused_offer(2, "empty")
+    found = [
+        tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "kept", "reason"))
+        for row in sink.rows["exchange"]
+    ]
+    assert found == [
+        ("offer", 3, 3, 4, 50, 700, False, ""),
+        ("lesson", 1, 1, 3, 40, 600, True, ""),
+        ("refusal", 1, 1, 3, 40, 0, False, "checksum"),
+        ("refusal", 2, 2, 3, 0, 0, False, "empty"),
+    ]
+    lesson = sink.rows["exchange"][1]
+    assert (lesson["raw_bytes"], lesson["seconds"], lesson["wait_seconds"]) == (5360, 0.5, 0.25)
+
+
+@pytest.mark.parametrize(("donors", "source"), [([], "env"), ([4], "lesson"), ([4, 0], "lesson")])
+def test_the_source_of_a_task_is_where_it_was_learnt_from(donors: list[int], source: str) -> None:
+    record, sink, _ = recorder()
+    record.update(1.0)
+    record.learnt(donors, 5.0)
+    row = sink.rows["tasks"][0]
+    assert (row["source"], row["donors"]) == (source, ",".join(map(str, donors)))
+    assert (row["updates"], row["score"], row["probe_steps"]) == (1, 5.0, 0)
+    assert row["seconds"] >= 0
+
+
+# Rows in memory
+
+
+def test_rows_become_columns_of_the_schemas_types() -> None:
+    record, sink, _ = recorder()
+    record.step(step([1.0], [ENDED]))
+    record.training(1, 0.1)
+    record.evaluation(0, 5.0, 9)
+    record.refused_offer(1, "bad")
+    record.learnt([], 5.0)
+    taken = sink.take()
+    tables = {"episodes", "train", "evaluation", "exchange", "tasks"}
+    assert set(taken) == {f"{table}/{name}" for table in tables for name in TABLES[table]}
+    for name, column in taken.items():
+        table, _, short = name.partition("/")
+        assert column.dtype == np.dtype(TABLES[table][short].dtype)
+        assert column.shape == (1,)
+    assert sink.take() == {}
+
+
+def test_a_row_with_other_columns_is_refused() -> None:
+    with pytest.raises(KeyError, match=r"differs from its schema in \['agent', 'colour'"):
+        Rows().add("evaluation", after_round=1, task="", episode=0, score=0, length=1, colour="red")
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("Krull", "Krull"),
+        ("x" * 80, "x" * 64),
+        ("é" * 40, "é" * 32),
+        ("x" + "é" * 40, "x" + "é" * 31),
+    ],
+)
+def test_long_texts_are_clipped_between_characters(text: str, kept: str) -> None:
+    rows = Rows()
+    rows.add("evaluation", agent=0, after_round=1, task=text, episode=0, score=0.0, length=1)
+    assert rows.take()["evaluation/task"][0].decode() == kept
