@@ -1,7 +1,8 @@
 """The life of an agent, on one screen: act, store, learn, share, record."""
 
 from collections.abc import Sequence
-from math import exp, floor, nan
+from dataclasses import dataclass
+from math import exp, floor, inf, isnan, nan
 from time import perf_counter
 
 import numpy as np
@@ -9,21 +10,25 @@ import numpy as np
 from canal_mpi import seeding
 from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData
-from canal_mpi.membuf.lesson import pack, unpack
+from canal_mpi.log import logger
+from canal_mpi.membuf.lesson import Lesson
+from canal_mpi.membuf.memory import Memory
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.record import Recorder
-from canal_mpi.types import (
-    CUT,
-    ENDED,
-    Array,
-    Columns,
-    EnvMaker,
-    Learner,
-    Link,
-    Offer,
-    Parcel,
-    Policy,
-)
+from canal_mpi.sharing import Sharing
+from canal_mpi.types import CUT, ENDED, Array, Batch, EnvMaker, Learner
+
+
+@dataclass(frozen=True)
+class Training:
+    """How one task is learnt."""
+
+    steps: int  # own steps in the environment, at most
+    study: int = 0  # updates on lessons before the first own step
+    foreign: float = 0.0  # part of a batch that comes from lessons while playing
+    imitate: float = 0.0  # weight of imitating the donor
+    goal: float = inf  # stop at this score
+    epsilon: float = 0.0  # probability of a random action at first
 
 
 class Agent:
@@ -38,66 +43,97 @@ class Agent:
         envs: EnvMaker,
         learner: Learner,
         replay: Replay,
-        link: Link,
-        policy: Policy,
+        memory: Memory,
+        sharing: Sharing,
         record: Recorder,
     ) -> None:
         self.job, self.number, self.order = job, number, order
-        self.envs, self.learner, self.replay = envs, learner, replay
-        self.link, self.policy, self.record = link, policy, record
+        self.envs, self.learner, self.replay, self.memory = envs, learner, replay, memory
+        self.sharing, self.record = sharing, record
 
     def run(self) -> None:
         """Every task of the order: a round each."""
         for round_, task in enumerate(self.order, 1):
-            self.record.begin(task, round_, self.job.train.frames)
+            self.record.begin(task, round_)
             self.learn_task(task, round_)
             self.record.sink.flush(round_)
 
     def learn_task(self, task: str, round_: int) -> None:
         """One round: take lessons, train, be evaluated, offer what was experienced."""
-        donors, lessons = self.take_lessons(task)
+        self.task, self.looks = task, 0
+        self.explore, self.draws = self.stream("explore"), self.stream("sample")
         self.learner.begin(task)
-        self.replay.begin(lessons)
-        self.train(task, plays=not lessons)
-        score = self.evaluate(task, round_)
-        self.offer_lesson(task, round_, score)
+        self.sharing.begin(task, round_)
+        lessons, before = self.take_lessons()
+        score, donors = None, [lesson.offer.donor for lesson in lessons]
+        if lessons:
+            score = self.learn_from(lessons, before)
+        if score is None:
+            lessons, donors = [], []
+            self.replay.begin([])
+            self.train(Training(self.job.train.frames, epsilon=self.job.explore.start))
+            score = self.evaluate()
+        self.sharing.finish_swaps(self.replay)
+        self.evaluate_others(round_)
+        self.remember(lessons)
+        self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
         self.record.learnt(donors, score)
         self.record.sink.save("checkpoints", "learner", self.learner.state())
 
-    def train(self, task: str, plays: bool) -> None:
-        """The training loop; without play it learns from lessons alone."""
+    def train(self, how: Training) -> None:
+        """Learn a task: study its lessons first, then play."""
         self.record.phase("training")
-        explore, draws = self.stream(task, "explore"), self.stream(task, "sample")
-        env = self.envs(task, "train", self.number) if plays else None
-        count = env.count if env else 1
-        if env:
-            obs = env.reset()
-            self.replay.own.start(obs)
-        steps, done = self.job.train.frames, 0
-        while done < steps:
-            before, done = done, min(done + count, steps)
-            start = perf_counter()
-            if env:
-                actions = self.choose_actions(obs, before, explore)
-                env.send(actions)
+        self.record.plan(how.study + how.steps)
+        self.how, self.imitate, self.replay.foreign = how, how.imitate, 1.0
+        for _ in range(how.study):
+            self.update()
+            self.note_turn()
+        if how.steps and not self.reached(how.goal):
+            self.play(how)
+        if self.record.unwritten:
+            self.record.training(self.epsilon(self.record.env_steps))
+
+    def play(self, how: Training) -> None:
+        """The training loop: act, learn while the environment works, store."""
+        self.replay.foreign = how.foreign
+        self.sharing.restart()
+        env = self.envs(self.task, "train", self.number)
+        obs, done = env.reset(), 0
+        self.replay.own.start(obs)
+        while done < how.steps and not (done and self.reached(how.goal, done)):
+            before, done, start = done, min(done + env.count, how.steps), perf_counter()
+            actions = self.choose_actions(obs, before)
+            env.send(actions)
             sent = perf_counter()
             if self.ready:
                 for _ in range(self.updates_due(before, done)):
-                    self.record.update(self.learner.learn(self.replay.sample(draws)))
+                    self.update()
             learnt = perf_counter()
-            if env:
-                step = env.receive()
-                self.replay.own.add(actions, step)
-                self.record.step(step)
-                obs = step.start
-            self.note_times(before, done, sent - start, learnt - sent, perf_counter() - learnt)
-        if env:
-            env.close()
+            step = env.receive()
+            self.replay.own.add(actions, step)
+            self.record.step(step)
+            self.sharing.swap(self.replay, done)
+            obs = step.start
+            self.record.env_seconds += perf_counter() - learnt + sent - start
+            self.note_turn(done - before, self.epsilon(done))
+        env.close()
 
-    def choose_actions(self, obs: Array, step: int, rng: np.random.Generator) -> Array:
+    def update(self) -> None:
+        """One update, from the current task or, now and then, from an old one."""
+        start, batch = perf_counter(), None
+        if self.memory.tasks and self.draws.random() >= self.job.memory.current_bias:
+            batch = self.memory.sample(self.task, self.draws)
+        elif self.replay.others and self.draws.random() < self.job.reuse.share:
+            batch = self.replay.sample_other(self.draws)
+        if batch is None:
+            batch = self.replay.sample(self.draws)._replace(task=self.task, imitate=self.imitate)
+        self.record.update(self.learner.learn(batch))
+        self.record.learn_seconds += perf_counter() - start
+
+    def choose_actions(self, obs: Array, step: int) -> Array:
         """Greedy, or at random with the probability that the schedule gives."""
-        random = rng.random(len(obs)) < self.epsilon(step)
-        actions = rng.integers(self.replay.spaces.actions, size=len(obs))
+        random = self.explore.random(len(obs)) < self.epsilon(step)
+        actions = self.explore.integers(self.replay.spaces.actions, size=len(obs))
         if not random.all():
             actions = np.where(random, actions, self.learner.act(obs))
         return actions
@@ -105,7 +141,8 @@ class Agent:
     def epsilon(self, step: int) -> float:
         """Probability of a random action after that many steps of the task."""
         explore = self.job.explore
-        return explore.end + (explore.start - explore.end) * exp(-step / explore.decay)
+        start = max(self.how.epsilon, explore.end)
+        return explore.end + (start - explore.end) * exp(-step / explore.decay)
 
     @property
     def ready(self) -> bool:
@@ -118,28 +155,136 @@ class Agent:
         ratio = self.job.learn.updates_per_step
         return floor(done * ratio) - floor(before * ratio)
 
-    def note_times(
-        self, before: int, done: int, acting: float, learning: float, playing: float
-    ) -> None:
-        """Add up where the time went; beat; every so often write a row of /train."""
-        record, every = self.record, self.job.train.log_every
-        record.env_seconds += acting + playing
-        record.learn_seconds += learning
-        record.progress.step = done
-        record.progress.total_steps += done - before
-        if before // every != done // every or done == self.job.train.frames:
-            record.training(done, self.epsilon(done) if record.env_steps else 0.0)
-        record.beat()
+    def note_turn(self, steps: int = 1, epsilon: float = 0.0) -> None:
+        """A turn of the loop is over: beat, and every so often write a row of /train."""
+        if self.record.turn(steps, self.job.train.log_every):
+            self.record.training(epsilon)
+        self.record.beat()
 
-    def evaluate(self, task: str, round_: int) -> float:
-        """Mean return of the greedy policy, from random streams of its own."""
-        settings, scores = self.job.evaluation, []
-        if not settings.episodes:
+    # ── lessons ────────────────────────────────────────────────────────────────────────────────
+
+    def take_lessons(self) -> tuple[list[Lesson], float]:
+        """Lessons for this task, and the score that the agent has on it before it learns."""
+        score, embedding = nan, np.zeros(0, dtype="<f4")
+        hears = bool(self.sharing.link.offers())
+        if hears and self.sharing.compares:
+            embedding = self.probe()
+        if hears and (self.job.share.gate == "better"):
+            score = self.evaluate()
+        lessons = self.sharing.take(self.replay, embedding, score)
+        self.record.progress.source = lessons[0].offer.donor if lessons else -1
+        if lessons and self.job.reuse.admission and isnan(score):
+            score = self.evaluate()
+        return lessons, score
+
+    def probe(self) -> Array:
+        """Play at random for a while to see what this task is like."""
+        self.record.phase("probing")
+        env, steps = self.envs(self.task, "probe", self.number), self.job.share.probe
+        rng, scratch = self.stream("probe"), Replay(self.replay.spaces, steps, self.replay.recipe)
+        scratch.own.start(env.reset())
+        for _ in range(steps):
+            actions = rng.integers(self.replay.spaces.actions, size=env.count)
+            env.send(actions)
+            scratch.own.add(actions, env.receive())
+            self.record.probe_steps += env.count
+            self.record.beat()
+        env.close()
+        return self.sharing.embedding(scratch.own.export_all(), lambda: scratch.sample(rng))
+
+    def learn_from(self, lessons: list[Lesson], before: float) -> float | None:
+        """Learn the task with lessons; the score, or None where they made the agent worse."""
+        weights = self.learner.state() if self.job.reuse.admission else {}
+        same = [lesson for lesson in lessons if lesson.offer.task == self.task]
+        others = {x.offer.task: x.rows for x in lessons if x.offer.task != self.task}
+        self.replay.begin([lesson.rows for lesson in same], others)
+        self.train(self.how_to_reuse(same))
+        after = self.evaluate()
+        kept = not (self.job.reuse.admission and after < before)
+        for lesson in lessons:
+            self.record.used(lesson.offer, before, after, kept)
+        if kept:
+            return after
+        self.learner.restore(weights)
+        self.learner.begin(self.task)
+        return None
+
+    def how_to_reuse(self, lessons: list[Lesson]) -> Training:
+        """What the chosen mode does with lessons of this very task; without one it plays."""
+        reuse, frames = self.job.reuse, self.job.train.frames
+        if not lessons:
+            return Training(frames, epsilon=self.job.explore.start)
+        best = max(lessons, key=lambda lesson: lesson.offer.score)
+        goal = best.offer.score if reuse.stop_early and best.offer.score > -inf else inf
+        steps = round(reuse.frames * frames)
+        if reuse.mode == "replay":
+            return Training(0, study=self.updates_due(0, frames))
+        mixed = Training(steps, foreign=reuse.share, goal=goal)
+        if reuse.mode == "mix" or not best.network:
+            return mixed
+        try:
+            (self.learner.adopt if reuse.mode == "adopt" else self.learner.teach)(best.network)
+        except DamagedData as error:
+            logger.warning("agent %d's network is not used: %s", best.offer.donor, error)
+            return mixed
+        if reuse.mode == "adopt":
+            return mixed
+        study = round(reuse.study * frames)
+        return Training(steps, study, reuse.share, reuse.imitate, goal)
+
+    def reached(self, goal: float, done: int = 0) -> bool:
+        """Whether a look at the score, if one is due, shows the goal; imitation fades then."""
+        every = self.job.evaluation.every if goal == inf else self.job.reuse.check_every
+        if not every or done % every:
+            return False
+        score = self.evaluate()
+        self.record.phase("training")
+        if goal > 0 and score > 0:
+            self.imitate = self.job.reuse.imitate * max(1 - score / goal, 0) * bool(self.imitate)
+        return score >= goal
+
+    def remember(self, lessons: list[Lesson]) -> None:
+        """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""
+        if self.job.memory.rows:
+            rows = [lesson.rows for lesson in lessons if lesson.offer.task == self.task]
+            if len(self.replay.own):
+                rows.append(self.replay.own.export_all())
+            whole = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
+            self.memory.keep(self.task, whole, self.learner.values, self.stream("memory"))
+        self.replay.foreign = 1.0
+        self.learner.consolidate(self.batch_of_the_task)
+
+    def batch_of_the_task(self) -> Batch:
+        """A batch of the current task."""
+        return self.replay.sample(self.draws)._replace(task=self.task)
+
+    # ── evaluation ─────────────────────────────────────────────────────────────────────────────
+
+    def evaluate(self) -> float:
+        """Mean return on the current task; a point of its curve."""
+        if not self.job.evaluation.episodes:
             return nan
+        self.looks += 1
+        exam = self.examine(self.task, f"evaluate-{self.record.round}-{self.looks}")
+        self.record.evaluated(exam)
+        return float(np.mean([score for score, _ in exam]))
+
+    def evaluate_others(self, round_: int) -> None:
+        """How the agent does on the job's other tasks now: on those it has seen, or on all."""
+        which = {"current": (), "seen": self.order[: round_ - 1], "all": self.job.tasks}
+        others = [t for t in which[self.job.evaluation.tasks] if t != self.task]
+        for task in others if self.job.evaluation.episodes else ():
+            self.learner.begin(task)
+            self.record.result(task, self.examine(task, f"evaluate-{round_}-others"))
+        self.learner.begin(self.task)
+
+    def examine(self, task: str, purpose: str) -> list[tuple[float, int]]:
+        """Return and length of greedy episodes, from random streams of their own."""
         self.record.phase("evaluating")
-        rng = self.stream(task, f"evaluate-{round_}")
-        env = self.envs(task, f"evaluate-{round_}", self.number)
-        for episode in range(settings.episodes):
+        settings, exam = self.job.evaluation, []
+        rng = seeding.stream(self.job.seed, self.number, task, purpose)
+        env = self.envs(task, purpose, self.number)
+        for _ in range(settings.episodes):
             obs, total, length, over = env.reset(), 0.0, 0, False
             while not over and length < settings.max_steps:
                 actions = self.learner.act(obs)
@@ -150,50 +295,10 @@ class Agent:
                 obs, total, length = step.start, total + float(step.reward[0]), length + 1
                 over = bool(step.flags[0] & (ENDED | CUT))
                 self.record.beat()
-            self.record.evaluation(episode, total, length)
-            scores.append(total)
+            exam.append((total, length))
         env.close()
-        return float(np.mean(scores))
+        return exam
 
-    def take_lessons(self, task: str) -> tuple[list[int], list[Columns]]:
-        """Fetch what the policy wants of the offers; damaged lessons are refused."""
-        self.record.phase("exchanging")
-        waited = self.link.waited
-        parcels = self.link.fetch(self.policy(task, self.link.offers()))
-        self.record.waited(self.link.waited - waited)
-        opened = [(parcel.offer.donor, self.open_parcel(parcel)) for parcel in parcels]
-        taken = [(donor, rows) for donor, rows in opened if rows is not None]
-        self.record.progress.source = taken[0][0] if taken else -1
-        return [donor for donor, _ in taken], [rows for _, rows in taken]
-
-    def open_parcel(self, parcel: Parcel) -> Columns | None:
-        """The rows of a lesson that arrived whole; the ledger notes it either way."""
-        rows, refusal = None, parcel.refusal
-        if not refusal:
-            try:
-                limit = self.job.share.limit_mb << 20
-                rows = unpack(parcel.data, parcel.offer, self.replay.spaces, limit)
-            except DamagedData as error:
-                refusal = str(error)
-        self.record.received(parcel, refusal)
-        return rows
-
-    def offer_lesson(self, task: str, round_: int, score: float) -> None:
-        """Tell the audience what this task gave; only own play is offered."""
-        self.record.phase("exchanging")
-        offer, data, waited = None, b"", self.link.waited
-        if len(self.replay.own):
-            rows = self.replay.own.export(self.job.share.rows)
-            self.record.sink.save("membuf", f"round-{round_:02d}-{task}", rows)
-            if self.link.audience:
-                data = pack(self.number, round_, task, rows)
-                offer = Offer(self.number, round_, task, score, len(rows["action"]), len(data))
-                for agent in self.link.audience:
-                    self.record.offered(offer, agent)
-        for agent, reason in self.link.publish(offer, data):
-            self.record.refused_offer(agent, reason)
-        self.record.waited(self.link.waited - waited)
-
-    def stream(self, task: str, purpose: str) -> np.random.Generator:
-        """A random stream of this agent for one purpose."""
-        return seeding.stream(self.job.seed, self.number, task, purpose)
+    def stream(self, purpose: str) -> np.random.Generator:
+        """A random stream of this agent for one purpose of the current task."""
+        return seeding.stream(self.job.seed, self.number, self.task, purpose)

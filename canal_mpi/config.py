@@ -18,8 +18,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 from canal_mpi import pick
 from canal_mpi.errors import UsageError
 from canal_mpi.games import ORDERS, TEN_GAMES
-from canal_mpi.learn import ALGORITHMS, LOSSES, NETWORKS
-from canal_mpi.membuf.share import POLICIES
+from canal_mpi.learn import ALGORITHMS, IDENTITIES, LOSSES, NETWORKS, REUSE_MODES, REWARDS
+from canal_mpi.membuf.segments import CHOOSERS
+from canal_mpi.membuf.share import GATES, POLICIES
 from canal_mpi.topology.graphs import TOPOLOGIES, is_file
 
 
@@ -82,15 +83,59 @@ class LearnConfig:
     batch: int = setting(128, "rows in a batch", 1, 1_000_000)
     updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
     starts: int = setting(200, "rows of play before the first update", 1)
+    layer_norm: bool = setting(True, "normalise the input of every ReLU (LayerNorm)")
+    dueling: bool = setting(False, "value and advantage apart (dueling network)")
+    identity: str = setting(
+        "heads", "one head for all tasks, one a task, or a network a task", names=IDENTITIES
+    )
     double: bool = setting(True, "choose the next action by the online network (double DQN)")
     target_every: int = setting(500, "updates between copies to the target; 0: no target", 0)
     loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
-    n_step: int = setting(1, "rewards that are summed before bootstrapping", 1, 100)
-    clip_reward: bool = setting(True, "learn from the sign of the reward")
+    n_step: int = setting(3, "rewards that are summed before bootstrapping", 1, 100)
+    reward: str = setting(
+        "clip", "learn from the sign, from the reward itself, or from it scaled", names=REWARDS
+    )
+    grad_clip: float = setting(0.0, "longest gradient; 0: any", 0)
     life_ends: bool = setting(True, "a lost life stops bootstrapping")
     scale_input: bool = setting(True, "divide byte observations by 255")
     device: str = setting("cpu", "where the network computes", names=("cpu", "cuda"))
     threads: int = setting(1, "compute threads of a rank", 1, 1024)
+
+
+@dataclass(frozen=True)
+class MemoryConfig:
+    """How old tasks are remembered."""
+
+    rows: int = setting(20_000, "rows of old tasks that are kept, all together", 0, 100_000_000)
+    current_bias: float = setting(
+        0.75, "probability that a batch comes from the current task, not an old one", 0, 1
+    )
+    alpha: float = setting(1.0, "weight of staying near stored values (DER++); 0: none", 0)
+    ewc: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
+    ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
+    ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """How a task is learnt from a lesson."""
+
+    mode: str = setting(
+        "distill", "replay it, mix it with own play, or also imitate its donor", names=REUSE_MODES
+    )
+    frames: float = setting(
+        0.2, "most own steps on a task with a lesson, as part of train.frames", 0, 1
+    )
+    study: float = setting(
+        0.15, "updates on the lesson before the first own step, as part of train.frames", 0, 100
+    )
+    share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
+    temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
+    imitate: float = setting(1.0, "weight of the imitation", 0)
+    stop_early: bool = setting(True, "stop when the student reaches the donor's score")
+    check_every: int = setting(1000, "own steps between two looks at the student's score", 1)
+    admission: bool = setting(True, "drop a lesson after which the agent is worse, and play")
+    network: bool = setting(True, "send the donor's network with a lesson")
 
 
 @dataclass(frozen=True)
@@ -112,8 +157,34 @@ class ShareConfig:
     topology: str = setting(
         "full", "who hears whom: a name, a file, or module:name", names=TOPOLOGIES, outside=True
     )
+    nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
+    gate: str = setting(
+        "none", "better: only offers of donors that score higher than the agent", names=GATES
+    )
     rows: int = setting(100_000, "most rows in a lesson", 3)
+    segments: str = setting("recent", "which play goes into a lesson", names=CHOOSERS)
+    probe: int = setting(
+        500, "random steps on a new task to compare it (simnet, wasserstein)", 2, 1_000_000
+    )
     limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
+
+
+@dataclass(frozen=True)
+class SimnetConfig:
+    """The tiny network by which the policy simnet compares tasks."""
+
+    width: int = setting(5, "units of its hidden layer", 1)
+    updates: int = setting(1000, "updates on a task", 0)
+    lr: float = setting(1e-3, "its learning rate", 0, 10)
+    distance: str = setting("weights", "compare weights or outputs", names=("weights", "outputs"))
+
+
+@dataclass(frozen=True)
+class LscConfig:
+    """Sharing inside a task, among neighbours on the same task (low switching cost)."""
+
+    save: int = setting(0, "own steps after which new rows are ready for others; 0: off", 0)
+    load: int = setting(5000, "own steps between two swaps of rows", 1)
 
 
 @dataclass(frozen=True)
@@ -123,6 +194,12 @@ class EvaluationConfig:
     episodes: int = setting(5, "episodes of an evaluation; 0: none", 0)
     max_steps: int = setting(3000, "agent steps after which an evaluation episode is cut", 1)
     epsilon: float = setting(0.01, "probability of a random action", 0, 1)
+    every: int = setting(0, "own steps between evaluations inside a task; 0: only at its end", 0)
+    tasks: str = setting(
+        "current",
+        "tasks that an agent is evaluated on after a task",
+        names=("current", "seen", "all"),
+    )
 
 
 @dataclass(frozen=True)
@@ -139,8 +216,12 @@ class Job:
     train: TrainConfig = field(default_factory=TrainConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     learn: LearnConfig = field(default_factory=LearnConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
     explore: ExploreConfig = field(default_factory=ExploreConfig)
     share: ShareConfig = field(default_factory=ShareConfig)
+    simnet: SimnetConfig = field(default_factory=SimnetConfig)
+    lsc: LscConfig = field(default_factory=LscConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 
@@ -161,13 +242,23 @@ PRESETS: Mapping[str, Layer] = {
         "learn.batch": 128,
         "learn.updates_per_step": 1.0,
         "learn.starts": 128,
+        "learn.layer_norm": False,
+        "learn.dueling": False,
+        "learn.identity": "single",
         "learn.double": False,
         "learn.target_every": 0,
         "learn.loss": "mse",
         "learn.n_step": 1,
-        "learn.clip_reward": False,
+        "learn.reward": "none",
+        "learn.grad_clip": 0.0,
         "learn.life_ends": False,
         "learn.scale_input": False,
+        "memory.current_bias": 1.0,
+        "memory.rows": 100_000,
+        "memory.alpha": 0.0,
+        "reuse.mode": "replay",
+        "reuse.admission": False,
+        "reuse.network": False,
         "explore.start": 1.0,
         "explore.end": 0.01,
         "explore.decay": 30000.0,

@@ -17,12 +17,16 @@ class Recorder:
         self.progress = Progress()
         self._began = perf_counter()
         self._waited_before = self.wait_seconds = 0.0
-        self.begin("", 0, 0)
+        self.begin("", 0)
 
-    def begin(self, task: str, round_: int, steps: int) -> None:
+    def begin(self, task: str, round_: int) -> None:
         """A new task: all counts start again."""
         self.task, self.round, self._start = task, round_, perf_counter()
-        self.env_steps = self.updates = self._episodes = 0
+        self.env_steps = self.probe_steps = self.updates = 0
+        self._episodes = self._turns = 0
+        self.unwritten = False  # turns that no row of /train tells of yet
+        self._parcels: dict[tuple[int, int], Parcel] = {}
+        self._exam: list[tuple[float, int]] = []
         self.env_seconds = self.learn_seconds = 0.0
         self._task_wait = 0.0
         self._losses: list[float] = []
@@ -30,8 +34,20 @@ class Recorder:
         self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
         progress = self.progress
         progress.round, progress.task, progress.source = round_, task, -1
-        progress.step, progress.steps = 0, steps
+        progress.step = progress.steps = 0
         progress.loss = progress.mean_return = nan
+
+    def plan(self, turns: int) -> None:
+        """The training loop is about to turn at most that often."""
+        self.progress.step, self.progress.steps = 0, turns
+
+    def turn(self, steps: int, every: int) -> bool:
+        """So many more turns of the training loop; whether a row of /train is due."""
+        before, self._turns = self._turns, self._turns + steps
+        self.unwritten = True
+        self.progress.step += steps
+        self.progress.total_steps += steps
+        return before // every != self._turns // every
 
     def phase(self, name: str) -> None:
         """Say what the agent is about to do."""
@@ -84,7 +100,7 @@ class Recorder:
             **{"return": total},
         )
 
-    def training(self, done: int, epsilon: float) -> None:
+    def training(self, epsilon: float) -> None:
         """A row of /train; its times and losses count since the row before."""
         loss = float(np.mean(self._losses)) if self._losses else nan
         returns = float(np.mean(self._recent)) if self._recent else nan
@@ -93,7 +109,7 @@ class Recorder:
             agent=self.agent,
             round=self.round,
             task=self.task,
-            step=done,
+            step=self._turns,
             loss=loss,
             epsilon=epsilon,
             return_mean=returns,
@@ -101,30 +117,58 @@ class Recorder:
             learn_seconds=self.learn_seconds,
             wait_seconds=self.wait_seconds,
         )
+        self.unwritten = False
         self._losses.clear()
         self.env_seconds = self.learn_seconds = self.wait_seconds = 0.0
 
-    def evaluation(self, episode: int, score: float, length: int) -> None:
-        """One evaluation episode."""
+    def evaluated(self, episodes: list[tuple[float, int]]) -> None:
+        """Scores and lengths of an evaluation; the last one of a task counts for the task."""
+        self._exam = episodes
         self.sink.add(
-            "evaluation",
+            "curve",
             agent=self.agent,
-            after_round=self.round,
+            round=self.round,
             task=self.task,
-            episode=episode,
-            score=score,
-            length=length,
+            env_steps=self.env_steps,
+            score=float(np.mean([score for score, _ in episodes])),
         )
+
+    def result(self, task: str, episodes: list[tuple[float, int]]) -> None:
+        """How the agent does on a task after this round."""
+        for episode, (score, length) in enumerate(episodes):
+            self.sink.add(
+                "evaluation",
+                agent=self.agent,
+                after_round=self.round,
+                task=task,
+                episode=episode,
+                score=score,
+                length=length,
+            )
 
     def offered(self, offer: Offer, receiver: int) -> None:
         """An offer that left."""
         self._exchange("offer", offer, self.agent, receiver, offer.bytes, 0.0, 0.0, "")
 
-    def received(self, parcel: Parcel, refusal: str) -> None:
-        """A lesson that arrived, or the reason why it was not taken."""
-        kind, offer = "refusal" if refusal else "lesson", parcel.offer
+    def received(self, parcel: Parcel) -> None:
+        """A lesson that arrived whole; `used` writes its row."""
+        self._parcels[parcel.offer.key] = parcel
+
+    def used(self, offer: Offer, before: float, after: float, kept: bool) -> None:
+        """A lesson that was learnt from, with the student's scores."""
+        parcel = self._parcels[offer.key]
         times = (parcel.seconds, parcel.wait_seconds)
-        self._exchange(kind, offer, offer.donor, self.agent, len(parcel.data), *times, refusal)
+        kind = "lesson" if kept else "drop"
+        reason = "" if kept else "the agent was worse after it"
+        size = len(parcel.data)
+        sides = (offer.donor, self.agent)
+        self._exchange(kind, offer, *sides, size, *times, reason, before, after)
+
+    def refused(self, parcel: Parcel, reason: str) -> None:
+        """A lesson that did not arrive whole."""
+        offer, times = parcel.offer, (parcel.seconds, parcel.wait_seconds)
+        size = len(parcel.data)
+        self._exchange("refusal", offer, offer.donor, self.agent, size, *times, reason)
 
     def refused_offer(self, sender: int, reason: str) -> None:
         """An offer that failed its checks."""
@@ -141,6 +185,8 @@ class Recorder:
         seconds: float,
         wait_seconds: float,
         reason: str,
+        score_before: float = nan,
+        score_after: float = nan,
     ) -> None:
         self.sink.add(
             "exchange",
@@ -149,20 +195,21 @@ class Recorder:
             donor=offer.donor,
             to=receiver,
             task=offer.task,
-            rows=offer.rows,
+            rows=max(offer.rows, 0),
             bytes=size,
-            raw_bytes=offer.rows * self._row_bytes,
+            raw_bytes=max(offer.rows, 0) * self._row_bytes,
             seconds=seconds,
             wait_seconds=wait_seconds,
-            score_before=nan,
-            score_after=nan,
+            score_before=score_before,
+            score_after=score_after,
             kept=kind == "lesson",
             reason=reason,
             **{"from": sender},
         )
 
     def learnt(self, donors: list[int], score: float) -> None:
-        """The task is done."""
+        """The task is done; its last evaluation counts."""
+        self.result(self.task, self._exam)
         self.sink.add(
             "tasks",
             agent=self.agent,
@@ -171,7 +218,7 @@ class Recorder:
             source="lesson" if donors else "env",
             donors=",".join(map(str, donors)),
             env_steps=self.env_steps,
-            probe_steps=0,
+            probe_steps=self.probe_steps,
             updates=self.updates,
             score=score,
             seconds=perf_counter() - self._start,

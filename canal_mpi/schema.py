@@ -72,8 +72,15 @@ TABLES: dict[str, dict[str, Column]] = {
         "learn_seconds": _seconds("time in updates since the row before"),
         "wait_seconds": _seconds("time waited for others since the row before"),
     },
+    "curve": {
+        "agent": AGENT,
+        "round": ROUND,
+        "task": TASK,
+        "env_steps": Column("<i8", "own training steps of the task so far", "agent steps"),
+        "score": SCORE,
+    },
     "exchange": {
-        "kind": Column(TEXT, "offer, lesson or refusal"),
+        "kind": Column(TEXT, "offer, lesson, refusal or drop"),
         "round": ROUND,
         "donor": Column("<i4", "agent that played"),
         "from": Column("<i4", "agent that sent it"),

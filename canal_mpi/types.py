@@ -1,7 +1,7 @@
 """The words and the doors of the house: what the rooms hand to each other."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -48,6 +48,9 @@ class Batch(NamedTuple):
     returns: Array
     next_states: Array
     discounts: Array
+    task: str = ""
+    stored: Array | None = None  # action values that the agent once gave these states
+    imitate: float = 0.0  # weight of imitating the teacher
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Offer:
     score: float
     rows: int
     bytes: int
+    embedding: Array = field(default_factory=lambda: np.zeros(0, dtype="<f4"), compare=False)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -115,11 +119,20 @@ class EnvMaker(Protocol):
 
 
 class Learner(Protocol):
-    """Acts greedily and improves from batches."""
+    """Acts greedily, improves from batches, gives and takes networks of a task.
+
+    Made as `Class(spaces, job, seed)`; `seed(name)` is this agent's seed for one purpose.
+    """
 
     def begin(self, task: str) -> None: ...
     def act(self, obs: Array) -> Array: ...
+    def values(self, obs: Array) -> Array: ...
     def learn(self, batch: Batch) -> float: ...
+    def errors(self, batch: Batch) -> Array: ...
+    def consolidate(self, sample: Callable[[], Batch]) -> None: ...
+    def network(self) -> Columns: ...
+    def teach(self, network: Columns) -> None: ...
+    def adopt(self, network: Columns) -> None: ...
     def state(self) -> Columns: ...
     def restore(self, state: Columns) -> None: ...
 
@@ -136,6 +149,7 @@ class Link(Protocol):
     def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]: ...
     def offers(self) -> list[Offer]: ...
     def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]: ...
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]: ...
 
 
 class Sink(Protocol):
@@ -146,5 +160,5 @@ class Sink(Protocol):
     def flush(self, round_: int) -> None: ...
 
 
-Policy = Callable[[str, Sequence[Offer]], list[Offer]]
+Embed = Callable[[Columns, Callable[[], Batch]], Array]  # rows of play and batches of them
 Beat = Callable[[Progress], None]

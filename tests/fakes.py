@@ -1,6 +1,6 @@
 """Small stand-ins for what an agent is given: environments, learners, links, sinks."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,11 +9,13 @@ from canal_mpi.agent import Agent
 from canal_mpi.config import Job, resolve
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import pack
+from canal_mpi.membuf.memory import Memory
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.share import exact
+from canal_mpi.membuf.share import Policy, exact
 from canal_mpi.rank.build import recipe
 from canal_mpi.record import Recorder
 from canal_mpi.schema import Rows
+from canal_mpi.sharing import Sharing
 from canal_mpi.topology.link import SoloLink
 from canal_mpi.types import (
     CUT,
@@ -21,6 +23,7 @@ from canal_mpi.types import (
     Array,
     Batch,
     Columns,
+    Embed,
     Env,
     Learner,
     Link,
@@ -105,6 +108,24 @@ class FakeLearner:
         self.log.append("learn")
         return 0.5
 
+    def values(self, obs: Array) -> Array:
+        return np.eye(CHAIN.actions, dtype=np.float32)[self.act(obs)]
+
+    def errors(self, batch: Batch) -> Array:
+        return np.zeros(len(batch.actions), dtype=np.float32)
+
+    def consolidate(self, sample: Callable[[], Batch]) -> None:
+        self.log.append("consolidate")
+
+    def network(self) -> Columns:
+        return {"trunk": np.zeros(1, dtype=np.float32), "head": np.zeros(1, dtype=np.float32)}
+
+    def teach(self, network: Columns) -> None:
+        self.log.append("teach")
+
+    def adopt(self, network: Columns) -> None:
+        self.log.append("adopt")
+
     def state(self) -> Columns:
         return {"weights": np.zeros(1, dtype=np.float32)}
 
@@ -136,6 +157,9 @@ class FakeLink:
     def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
         return [parcel for parcel in self.parcels if parcel.offer in wanted]
 
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+        return [b"" for _ in peers]
+
 
 class MemorySink(Rows):
     """Keeps rows as they come, and the arrays that were saved."""
@@ -158,7 +182,10 @@ class MemorySink(Rows):
 
 
 def tiny_job(**settings: Any) -> Job:
-    """A job for chains; `learn__batch=4` sets learn.batch."""
+    """A job for chains; `learn__batch=4` sets learn.batch.
+
+    Nothing is rehearsed, and a lesson is only replayed, unless the settings say so.
+    """
     flags: dict[str, Any] = {
         "tasks": ["left", "right"],
         "train.frames": 20,
@@ -168,6 +195,11 @@ def tiny_job(**settings: Any) -> Job:
         "learn.batch": 1,
         "learn.starts": 1,
         "learn.target_every": 20,
+        "learn.n_step": 1,
+        "memory.rows": 0,
+        "reuse.mode": "replay",
+        "reuse.admission": False,
+        "reuse.network": False,
         "explore.decay": 100.0,
         "evaluation.episodes": 1,
         "evaluation.max_steps": 30,
@@ -184,26 +216,37 @@ def tiny_agent(
     learner: Learner | None = None,
     link: Link | None = None,
     sink: MemorySink | None = None,
+    policy: Policy = exact,
+    embed: Embed = lambda rows, sample: np.zeros(0, dtype="<f4"),
+    peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
 ) -> Agent:
     """An agent on chains; whatever is not given is a fake that does nothing remarkable."""
 
     def beat(progress: Progress) -> None:
         pass
 
+    replay = Replay(CHAIN, job.replay.capacity, recipe(job))
+    record = Recorder(sink or MemorySink(), beat, number, CHAIN.row_bytes)
     return Agent(
         job,
         number,
         order,
         envs=envs or Chains(),
         learner=learner or FakeLearner(),
-        replay=Replay(CHAIN, job.replay.capacity, recipe(job)),
-        link=link or SoloLink(),
-        policy=exact,
-        record=Recorder(sink or MemorySink(), beat, number, CHAIN.row_bytes),
+        replay=replay,
+        memory=Memory(CHAIN, job.memory.rows, replay.sampler),
+        sharing=Sharing(job, number, link or SoloLink(), policy, record, embed, peers),
+        record=record,
     )
 
 
-def chain_parcel(task: str, steps: int, donor: int = 1, actions: Sequence[int] = (1,)) -> Parcel:
+def chain_parcel(
+    task: str,
+    steps: int,
+    donor: int = 1,
+    actions: Sequence[int] = (1,),
+    network: Columns | None = None,
+) -> Parcel:
     """A lesson of that many steps on a chain, as a donor would send it."""
     env, buffer = Chain(), Buffer(CHAIN, steps)
     buffer.start(env.reset())
@@ -212,5 +255,5 @@ def chain_parcel(task: str, steps: int, donor: int = 1, actions: Sequence[int] =
         env.send(action)
         buffer.add(action, env.receive())
     rows = buffer.export(steps + 1)
-    data = pack(donor, 1, task, rows)
+    data = pack(donor, 1, task, rows, network or {})
     return Parcel(Offer(donor, 1, task, 1.0, len(rows["action"]), len(data)), data, 0.1, 0.0)

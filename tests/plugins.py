@@ -5,13 +5,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import gymnasium
 import numpy as np
 
-from canal_mpi.config import LearnConfig
-from canal_mpi.membuf.share import exact
+from canal_mpi.config import Job
+from canal_mpi.membuf.share import Need, exact
 from canal_mpi.rank.launcher import detect
 from canal_mpi.types import Array, Batch, Columns, Offer, Spaces
 
@@ -26,46 +26,46 @@ def _late(offers: Sequence[Offer]) -> bool:
     return bool(offers) and _rank() == 1
 
 
-def raises(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def raises(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         raise ZeroDivisionError("on purpose")
-    return exact(task, offers)
+    return exact(need, offers)
 
 
-def leaves(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def leaves(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         sys.exit(3)
-    return exact(task, offers)
+    return exact(need, offers)
 
 
-def drops_out(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def drops_out(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         os._exit(3)
-    return exact(task, offers)
+    return exact(need, offers)
 
 
-def is_killed(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def is_killed(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         os.kill(os.getpid(), signal.SIGKILL)
-    return exact(task, offers)
+    return exact(need, offers)
 
 
-def hangs(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def hangs(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         time.sleep(600)
-    return exact(task, offers)
+    return exact(need, offers)
 
 
-def is_slow(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def is_slow(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         time.sleep(6)
-    return exact(task, offers)
+    return exact(need, offers)
 
 
 class Lazy:
     """A learner that learns nothing and needs no torch."""
 
-    def __init__(self, spaces: Spaces, config: LearnConfig, seed: int) -> None:
+    def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
         self.actions = spaces.actions
 
     def begin(self, task: str) -> None: ...
@@ -75,6 +75,21 @@ class Lazy:
 
     def learn(self, batch: Batch) -> float:
         return float(batch.returns.sum())
+
+    def values(self, obs: Array) -> Array:
+        return np.zeros((len(obs), self.actions), dtype=np.float32)
+
+    def errors(self, batch: Batch) -> Array:
+        return np.zeros(len(batch.actions), dtype=np.float32)
+
+    def consolidate(self, sample: Callable[[], Batch]) -> None: ...
+
+    def network(self) -> Columns:
+        return {}
+
+    def teach(self, network: Columns) -> None: ...
+
+    def adopt(self, network: Columns) -> None: ...
 
     def state(self) -> Columns:
         return {}
@@ -101,7 +116,7 @@ class NanReward(gymnasium.Env[Array, np.int64]):
 gymnasium.register("NanReward-v0", "plugins:NanReward")
 
 
-def fills_the_disk(task: str, offers: Sequence[Offer]) -> list[Offer]:
+def fills_the_disk(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     """Leaves no room where the run goes, from the second round on."""
     if offers and _rank() == 0:
         folder = sys.argv[sys.argv.index("--out") + 1]
@@ -109,4 +124,4 @@ def fills_the_disk(task: str, offers: Sequence[Offer]) -> list[Offer]:
             while True:
                 file.write(bytes(4096))
                 file.flush()
-    return exact(task, offers)
+    return exact(need, offers)

@@ -1,5 +1,6 @@
 """The loop of an agent, with fakes around it, and with the real learner on a task it can learn."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp, isnan
 from threading import Thread
@@ -10,6 +11,7 @@ import pytest
 from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel, tiny_agent
 from fakes import tiny_job as job_with
 
+from canal_mpi.agent import Training
 from canal_mpi.config import Job, resolve
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.lesson import unpack
@@ -44,6 +46,11 @@ def steady(rows: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, st
     }
 
 
+def seeded(number: int) -> Callable[[str], int]:
+    """Seeds of an agent for the pieces of its network."""
+    return lambda name: number
+
+
 def optimal(learner: DQN) -> bool:
     places = np.eye(CHAIN.shape[0], dtype=np.float32)[:-1]
     return bool((learner.act(places) == 1).all())
@@ -61,7 +68,10 @@ def test_each_turn_sends_then_learns_then_receives() -> None:
     )
     agent.run()
     turn = ["send", "learn", "receive"]
-    assert log == ["begin left", "send", "receive", *turn, *turn, "close"]
+    trained = log.index("close") + 1
+    assert log[:trained] == ["begin left", "send", "receive", *turn, *turn, "close"]
+    assert set(log[trained:]) <= {"begin left", "consolidate"}
+    assert log.count("consolidate") == 1
 
 
 @pytest.mark.parametrize(("ratio", "updates"), [(0.25, 5), (1, 19), (2, 38), (0, 0)])
@@ -108,7 +118,9 @@ def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
 
 
 def test_epsilon_falls_from_start_to_end() -> None:
-    agent = tiny_agent(job_with(explore__start=0.9, explore__end=0.1, explore__decay=50.0))
+    job = job_with(explore__start=0.9, explore__end=0.1, explore__decay=50.0)
+    agent = tiny_agent(job)
+    agent.how = Training(20, epsilon=job.explore.start)
     assert agent.epsilon(0) == pytest.approx(0.9)
     assert agent.epsilon(50) == pytest.approx(0.1 + 0.8 * exp(-1))
     assert agent.epsilon(10_000) == pytest.approx(0.1)
@@ -141,6 +153,12 @@ def test_the_epsilon_of_a_row_is_the_schedules() -> None:
     assert found == [(10, agent.epsilon(10)), (20, agent.epsilon(20))]
 
 
+def test_the_last_turns_of_a_task_have_their_row_too() -> None:
+    sink = MemorySink()
+    tiny_agent(job_with(train__frames=25), sink=sink).run()
+    assert [row["step"] for row in sink.rows["train"]] == [10, 20, 25]
+
+
 # Evaluation
 
 
@@ -167,9 +185,9 @@ def test_evaluation_has_environments_of_its_own_and_costs_no_env_steps() -> None
     tiny_agent(job_with(), ("left", "right"), number=3, envs=envs, sink=sink).run()
     assert envs.made == [
         ("left", "train", 3),
-        ("left", "evaluate-1", 3),
+        ("left", "evaluate-1-1", 3),
         ("right", "train", 3),
-        ("right", "evaluate-2", 3),
+        ("right", "evaluate-2-1", 3),
     ]
     assert [row["env_steps"] for row in sink.rows["tasks"]] == [20, 20]
 
@@ -184,7 +202,7 @@ def test_without_evaluation_the_score_is_nan() -> None:
 def test_a_random_action_in_an_evaluation_works_with_the_real_learner() -> None:
     job = job_with(evaluation__epsilon=1.0, evaluation__episodes=2)
     sink = MemorySink()
-    tiny_agent(job, learner=DQN(CHAIN, job.learn, 1), sink=sink).run()
+    tiny_agent(job, learner=DQN(CHAIN, job, seeded(1)), sink=sink).run()
     assert len(sink.rows["evaluation"]) == 2
 
 
@@ -195,7 +213,7 @@ def test_an_agent_with_a_lesson_plays_no_training_step() -> None:
     envs, sink, log = Chains(), MemorySink(), list[str]()
     link = FakeLink([chain_parcel("left", 30)])
     tiny_agent(job_with(), envs=envs, learner=FakeLearner(log), link=link, sink=sink).run()
-    assert [purpose for _, purpose, _ in envs.made] == ["evaluate-1"]
+    assert [purpose for _, purpose, _ in envs.made] == ["evaluate-1-1"]
     row = sink.rows["tasks"][0]
     assert (row["source"], row["donors"], row["env_steps"]) == ("lesson", "1", 0)
     assert log.count("learn") == row["updates"] == 20
@@ -222,7 +240,9 @@ def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
     ((offer, data),) = link.published
     assert offer is not None
     assert (offer.donor, offer.round, offer.task, offer.bytes) == (2, 1, "left", len(data))
-    rows = unpack(data, offer, CHAIN, 1 << 20)
+    lesson = unpack(data, offer, CHAIN, 1 << 20)
+    rows = lesson.rows
+    assert lesson.network == {}
     assert len(rows["action"]) == offer.rows == 24
     noted = sink.rows["exchange"][0]
     assert (noted["kind"], noted["from"], noted["to"]) == ("offer", 2, 1)
@@ -273,7 +293,7 @@ def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
     job = job_with(learn__batch=32, learn__starts=32, train__frames=100)
     tiny_agent(job, link=FakeLink([chain_parcel("left", 10)]), sink=sink).run()
     row = sink.rows["tasks"][0]
-    assert row["updates"] > 0 or row["env_steps"] > 0
+    assert (row["updates"], row["env_steps"]) == (100, 0)
 
 
 def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
@@ -297,7 +317,7 @@ def test_waiting_at_the_end_of_a_round_is_in_the_next_row_of_train() -> None:
 
 def test_the_greedy_policy_becomes_optimal() -> None:
     job = job_with(**LEARNABLE)
-    learner, sink = DQN(CHAIN, job.learn, 3), MemorySink()
+    learner, sink = DQN(CHAIN, job, seeded(3)), MemorySink()
     tiny_agent(job, learner=learner, sink=sink).run()
     assert optimal(learner)
     assert sink.rows["tasks"][0]["score"] == 1.0
@@ -306,7 +326,7 @@ def test_the_greedy_policy_becomes_optimal() -> None:
 
 def test_the_greedy_policy_becomes_optimal_from_a_lesson_alone() -> None:
     job = job_with(**LEARNABLE)
-    learner, sink = DQN(CHAIN, job.learn, 3), MemorySink()
+    learner, sink = DQN(CHAIN, job, seeded(3)), MemorySink()
     parcel = chain_parcel("left", 300, actions=(1, 1, 0, 1, 1, 1, 0, 0, 1))
     tiny_agent(job, learner=learner, link=FakeLink([parcel]), sink=sink).run()
     assert sink.rows["tasks"][0]["env_steps"] == 0
@@ -315,7 +335,7 @@ def test_the_greedy_policy_becomes_optimal_from_a_lesson_alone() -> None:
 
 def short_run(seed: int) -> tuple[dict[str, list[dict[str, str]]], Columns]:
     job = job_with(**LEARNABLE | {"train__frames": 150, "seed": seed})
-    learner, sink = build.learner(job, 0, CHAIN), MemorySink()
+    learner, sink = build.learner(job, 0, CHAIN, "left"), MemorySink()
     tiny_agent(job, ("left", "right"), learner=learner, sink=sink).run()
     return steady(sink.rows), learner.state()
 
@@ -327,7 +347,9 @@ def test_the_same_seed_gives_the_same_rows_and_weights() -> None:
     assert rows == again
     assert all((weights[name] == same[name]).all() for name in weights)
     assert rows != other
-    assert (weights["weights"] != different["weights"]).any()
+    assert weights.keys() == same.keys() == different.keys()
+    for name in ("pieces/trunk/weights", "pieces/head/left/weights", "pieces/head/right/weights"):
+        assert (weights[name] != different[name]).any()
 
 
 # Several agents
@@ -337,7 +359,7 @@ def crowd(job: Job, size: int) -> list[tuple[MemorySink, DQN]]:
     """Agents in threads, each with the tasks in an order of its own."""
     links = ThreadLink.mesh(size, full(size))
     orders = [tuple(job.tasks[(k + n) % 2] for n in range(2)) for k in range(size)]
-    members = [(MemorySink(), DQN(CHAIN, job.learn, k)) for k in range(size)]
+    members = [(MemorySink(), DQN(CHAIN, job, seeded(k))) for k in range(size)]
     agents = [
         tiny_agent(job, orders[k], k, learner=members[k][1], link=links[k], sink=members[k][0])
         for k in range(size)

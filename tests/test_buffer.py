@@ -270,8 +270,8 @@ def test_a_lesson_of_two_rows_holds_one_move() -> None:
 
 
 def accepted(rows: Columns) -> Columns:
-    data = pack(3, 2, "Krull", rows)
-    return unpack(data, lesson_offer(len(rows["action"])), SPACES, 1 << 20)
+    data = pack(3, 2, "Krull", rows, {})
+    return unpack(data, lesson_offer(len(rows["action"])), SPACES, 1 << 20).rows
 
 
 # and unpack refuses the lesson; play that ends on a cut can't be shared.

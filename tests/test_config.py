@@ -186,11 +186,15 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "batch": 128,
         "updates_per_step": 1.0,
         "starts": 128,
+        "layer_norm": False,
+        "dueling": False,
+        "identity": "single",
         "double": False,
         "target_every": 0,
         "loss": "mse",
         "n_step": 1,
-        "clip_reward": False,
+        "reward": "none",
+        "grad_clip": 0.0,
         "life_ends": False,
         "scale_input": False,
         "device": "cpu",
@@ -198,6 +202,9 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
     }
     assert asdict(job.explore) == {"start": 1.0, "end": 0.01, "decay": 30000.0}
     assert job.evaluation.episodes == 20
+    assert (job.memory.current_bias, job.memory.alpha, job.memory.ewc) == (1.0, 0.0, 0.0)
+    assert (job.reuse.mode, job.reuse.admission, job.reuse.network) == ("replay", False, False)
+    assert (job.share.gate, job.lsc.save) == ("none", 0)
     assert (job.task.obs, job.tasks, job.order) == ("ram", TEN_GAMES, "canal")
     assert (job.share.policy, job.share.topology) == ("exact", "full")
 
@@ -307,6 +314,11 @@ def test_whole_numbers_are_taken_for_numbers_and_digits_for_whole_numbers() -> N
         ("learn.widths", [64, 0], "learn.widths = 0: expected at least 1."),
         ("learn.widths", [64, 65537], "learn.widths = 65537: expected at most 65536."),
         ("share.rows", 2, "share.rows = 2: expected at least 3."),
+        ("share.nearest", 0, "share.nearest = 0: expected at least 1."),
+        ("memory.current_bias", 1.5, "memory.current_bias = 1.5: expected at most 1."),
+        ("memory.rows", -1, "memory.rows = -1: expected at least 0."),
+        ("reuse.share", 1.5, "reuse.share = 1.5: expected at most 1."),
+        ("lsc.load", 0, "lsc.load = 0: expected at least 1."),
         ("timeout", 0, "timeout = 0.0: expected at least 1."),
         ("learn.lr", float("nan"), "learn.lr = nan: expected a finite number."),
         ("learn.lr", float("inf"), "learn.lr = inf: expected a finite number."),
@@ -340,6 +352,13 @@ def test_nan_and_infinity_are_refused_from_the_environment(text: str) -> None:
         ("learn.algorithm", "dqnn", "dqn"),
         ("learn.network", "mpl", "mlp"),
         ("learn.device", "cud", "cuda"),
+        ("learn.identity", "head", "heads"),
+        ("learn.reward", "clipp", "clip"),
+        ("reuse.mode", "distil", "distill"),
+        ("share.gate", "beter", "better"),
+        ("share.segments", "recnt", "recent"),
+        ("simnet.distance", "weight", "weights"),
+        ("evaluation.tasks", "sen", "seen"),
         ("share.policy", "exct", "exact"),
         ("share.topology", "rign", "ring"),
         ("order", "rotat", "rotate"),
@@ -356,7 +375,13 @@ def test_names_from_outside_are_accepted_where_the_settings_say_so() -> None:
         assert get(made({key: "my.module:thing"}), key) == "my.module:thing"
 
 
-@pytest.mark.parametrize("key", ["preset", "task.obs", "task.variant", "learn.loss"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("preset", "task.obs", "task.variant", "learn.loss", "learn.identity", "learn.reward"),
+        *("reuse.mode", "share.gate", "share.segments", "simnet.distance", "evaluation.tasks"),
+    ],
+)
 def test_names_from_outside_are_refused_elsewhere(key: str) -> None:
     assert refusal({key: "my.module:thing"}).startswith("unknown ")
 

@@ -157,15 +157,21 @@ def test_the_search_for_faults_finds_nothing_else(source: str) -> None:
     assert faults(ast.parse(source)) == []
 
 
-def test_the_agent_uses_only_the_membuf_the_record_and_the_cellar() -> None:
-    allowed = CELLAR | {"membuf", "record"}
-    ours = [m for m in imported(tree_of(HOUSE / "agent.py")) if m.startswith("canal_mpi")]
+@pytest.mark.parametrize(
+    ("file", "rooms"),
+    [("agent.py", {"membuf", "record", "sharing"}), ("sharing.py", {"membuf", "record"})],
+)
+def test_the_agent_and_its_sharing_use_only_the_membuf_the_record_and_the_cellar(
+    file: str, rooms: set[str]
+) -> None:
+    allowed = CELLAR | rooms
+    ours = [m for m in imported(tree_of(HOUSE / file)) if m.startswith("canal_mpi")]
     assert ours
     assert {module.split(".")[1] for module in ours} <= allowed
 
 
 def test_the_membuf_needs_numpy_only() -> None:
-    allowed = {"types", "errors", "columns", "membuf"}
+    allowed = {"types", "errors", "columns", "games", "pick", "membuf"}
     for path in FILES:
         if name_of(path).startswith("membuf/"):
             modules = list(imported(tree_of(path)))

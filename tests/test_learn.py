@@ -10,18 +10,51 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from canal_mpi.config import LearnConfig
+from canal_mpi.config import Job, LearnConfig
 from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.learn import dqn
 from canal_mpi.learn.dqn import DQN
-from canal_mpi.learn.flat import flatten
-from canal_mpi.learn.nets import Cnn, Mlp
+from canal_mpi.learn.nets import Cnn, Dueling, Mlp
+from canal_mpi.learn.passes import ByHand, Plain
+from canal_mpi.learn.piece import flatten
 from canal_mpi.results.hdf5 import read_arrays, write_arrays
 from canal_mpi.types import Array, Batch, Spaces
 
 VECTOR = Spaces((5,), "<f4", 3)
 BYTES = Spaces((5,), "|u1", 3)
 FRAMES = Spaces((4, 84, 84), "|u1", 6)
-SMALL = LearnConfig(widths=(7, 6), batch=8, lr=1e-2, target_every=3)
+SMALL = LearnConfig(widths=(7, 6), batch=8, lr=1e-2, target_every=3, grad_clip=0.0)
+TASK = "Krull"
+
+
+def learner_of(spaces: Spaces, config: LearnConfig, seed: int) -> DQN:
+    """A learner of one task; every piece of its network has a seed of its own."""
+    names: list[str] = []
+
+    def seeded(name: str) -> int:
+        names.append(name)
+        return 100 * seed + len(names)
+
+    learner = DQN(spaces, Job(learn=config), seeded)
+    learner.begin(TASK)
+    assert len(set(names)) == len(names) == 2
+    return learner
+
+
+@pytest.fixture(params=[ByHand, Plain])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Both ways through the network, one after the other."""
+    monkeypatch.setattr(dqn, "passes", request.param)
+    return request.param
+
+
+def weights(learner: DQN) -> Tensor:
+    """All weights that the task has."""
+    return torch.cat([learner.pieces[name].weights.detach() for name in learner.names(TASK)])
+
+
+def target_weights(learner: DQN) -> Tensor:
+    return torch.cat([learner.pieces[name].target_weights for name in learner.names(TASK)]).clone()
 
 
 def batch_of(spaces: Spaces, rows: int = 8, seed: int = 0, ends: bool = False) -> Batch:
@@ -42,26 +75,34 @@ def batch_of(spaces: Spaces, rows: int = 8, seed: int = 0, ends: bool = False) -
         returns=(3 * rng.normal(size=rows)).astype(np.float32),
         next_states=states(),
         discounts=discounts,
+        task=TASK,
     )
 
 
-class Plain:
+class Reference:
     """Q-learning written down a second time: double precision, no vector of weights, own Adam."""
 
     def __init__(self, learner: DQN, config: LearnConfig, scale: float = 1.0) -> None:
         self.config, self.scale = config, scale
-        self.online = [p.detach().double().clone() for p in learner.online.parameters()]
-        self.target = [p.detach().double().clone() for p in learner.target.parameters()]
+        trunk, head = (learner.pieces[name] for name in learner.names(TASK))
+        self.online = _doubled(trunk.module) + _doubled(head.module)
+        self.target = _doubled(trunk.target) + _doubled(head.target)
         self.first = [torch.zeros_like(p) for p in self.online]
         self.second = [torch.zeros_like(p) for p in self.online]
         self.updates = 0
 
     def values(self, weights: Sequence[Tensor], states: Array) -> Tensor:
+        """Hidden layers come first, then (where asked for) their norms, then the head."""
         x = torch.from_numpy(states.astype(np.float64) * self.scale)
-        for k in range(0, len(weights), 2):
+        layers = 2 * len(self.config.widths)
+        for k in range(0, layers, 2):
             x = x @ weights[k].T + weights[k + 1]
-            x = x.clamp(min=0) if k + 2 < len(weights) else x
-        return x
+            if self.config.layer_norm:
+                x = x - x.mean(dim=1, keepdim=True)
+                x = x / ((x * x).mean(dim=1, keepdim=True) + 1e-5).sqrt()
+                x = x * weights[layers + k] + weights[layers + k + 1]
+            x = x.clamp(min=0)
+        return x @ weights[-2].T + weights[-1]
 
     def learn(self, batch: Batch) -> float:
         config, rows = self.config, range(len(batch.actions))
@@ -80,11 +121,16 @@ class Plain:
             error = values[k, int(batch.actions[k])] - goals[k]
             huber = error.abs() - 0.5 if abs(error.item()) > 1 else 0.5 * error**2
             loss = loss + (huber if config.loss == "huber" else error**2) / len(rows)
-        self._adam(torch.autograd.grad(loss, weights))
+        self._adam(self._clipped(torch.autograd.grad(loss, weights)))
         self.updates += 1
         if config.target_every and self.updates % config.target_every == 0:
             self.target = [p.clone() for p in self.online]
         return loss.item()
+
+    def _clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        length = float(sum((g * g).sum() for g in gradients)) ** 0.5
+        most = self.config.grad_clip
+        return [g * (most / length) for g in gradients] if most and length > most else gradients
 
     def _adam(self, gradients: Sequence[Tensor]) -> None:
         t = self.updates + 1
@@ -96,83 +142,119 @@ class Plain:
             self.online[k] = self.online[k] - self.config.lr * step / scale
 
 
-def distance(learner: DQN, plain: Plain) -> float:
+def _doubled(module: nn.Module) -> list[Tensor]:
+    return [p.detach().double().clone() for p in module.parameters()]
+
+
+def distance(learner: DQN, plain: Reference) -> float:
     flat = torch.cat([p.reshape(-1) for p in plain.online])
-    return float((learner.weights.detach().double() - flat).abs().max())
+    return float((weights(learner).double() - flat).abs().max())
 
 
+def with_odd_weights(learner: DQN, seed: int = 0) -> DQN:
+    """Norms that do something, and a target with a mind of its own."""
+    state, noise = learner.state(), np.random.default_rng(seed)
+    for name in learner.names(TASK):
+        for part in ("weights", "target"):
+            column = state[f"pieces/{name}/{part}"]
+            spread = 1.0 if part == "target" else 0.3
+            column += (spread * noise.normal(size=column.shape)).astype(np.float32)
+    learner.restore(state)
+    return learner
+
+
+@pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("target_every", [0, 3])
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 @pytest.mark.parametrize("double", [True, False])
-def test_an_update_is_what_plain_torch_does(double: bool, loss: str, target_every: int) -> None:
+def test_an_update_is_what_plain_torch_does(
+    way: Any, double: bool, loss: str, target_every: int, layer_norm: bool
+) -> None:
     config = replace(SMALL, double=double, loss=loss, target_every=target_every, lr=1e-3)
-    learner = DQN(VECTOR, config, 4)
-    state, noise = learner.state(), np.random.default_rng(3)
-    shape = state["target"].shape
-    learner.restore(state | {"target": noise.normal(size=shape).astype(np.float32)})
-    plain = Plain(learner, config)  # whose target now has a mind of its own
+    config = replace(config, layer_norm=layer_norm)
+    learner = with_odd_weights(learner_of(VECTOR, config, 4))
+    assert isinstance(learner._network(TASK)[0], way)
+    plain = Reference(learner, config)
     batch = batch_of(VECTOR)
     assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
     assert distance(learner, plain) < 1e-6
 
 
+@pytest.mark.parametrize("layer_norm", [True, False])
 @pytest.mark.parametrize("double", [True, False])
-def test_many_updates_stay_with_plain_torch(double: bool) -> None:
-    config = replace(SMALL, double=double, lr=1e-3)
-    learner = DQN(VECTOR, config, 4)
-    plain = Plain(learner, config)
+def test_many_updates_stay_with_plain_torch(way: Any, double: bool, layer_norm: bool) -> None:
+    config = replace(SMALL, double=double, layer_norm=layer_norm, lr=1e-3)
+    learner = learner_of(VECTOR, config, 4)
+    plain = Reference(learner, config)
     for seed in range(12):
         batch = batch_of(VECTOR, seed=seed)
         assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
     assert distance(learner, plain) < 1e-5
 
 
+def test_long_gradients_are_cut_to_their_limit(way: Any) -> None:
+    """Adam forgets the length of one gradient, but not that of several."""
+    config = replace(SMALL, lr=1e-3, grad_clip=0.5)
+    learner = learner_of(VECTOR, config, 4)
+    plain, loose = Reference(learner, config), Reference(learner, replace(config, grad_clip=0.0))
+    for seed in range(12):
+        batch = batch_of(VECTOR, seed=seed)
+        loose.learn(batch)
+        assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
+    assert distance(learner, plain) < 1e-5 < distance(learner, loose)
+
+
 def test_the_kinds_of_update_differ() -> None:
     """Otherwise the tests above would show little."""
     losses = set()
-    for change in ({}, {"double": False}, {"loss": "mse"}, {"target_every": 0}):
+    changes: list[dict[str, Any]] = [{}, {"double": False}, {"loss": "mse"}, {"target_every": 0}]
+    for change in [*changes, {"layer_norm": False}, {"grad_clip": 0.01}]:
         settings: dict[str, Any] = {"target_every": 2} | change
-        learner = DQN(VECTOR, replace(SMALL, lr=5e-2, **settings), 4)
+        learner = learner_of(VECTOR, replace(SMALL, lr=5e-2, **settings), 4)
         losses.add([learner.learn(batch_of(VECTOR, seed=seed)) for seed in range(8)][-1])
-    assert len(losses) == 4
+    assert len(losses) == 6
 
 
 def test_rows_that_end_do_not_bootstrap() -> None:
     batch = batch_of(VECTOR, ends=True)
     other = batch._replace(next_states=1000 * np.ones_like(batch.next_states))
-    one, two = DQN(VECTOR, SMALL, 4), DQN(VECTOR, SMALL, 4)
+    one, two = learner_of(VECTOR, SMALL, 4), learner_of(VECTOR, SMALL, 4)
     assert one.learn(batch) == two.learn(other)
-    assert torch.equal(one.weights, two.weights)
+    assert torch.equal(weights(one), weights(two))
 
 
 def test_rows_that_go_on_do_bootstrap() -> None:
     batch = batch_of(VECTOR)
     other = batch._replace(next_states=batch.next_states + 1)
-    assert DQN(VECTOR, SMALL, 4).learn(batch) != DQN(VECTOR, SMALL, 4).learn(other)
+    assert learner_of(VECTOR, SMALL, 4).learn(batch) != learner_of(VECTOR, SMALL, 4).learn(other)
 
 
 def test_the_target_is_copied_every_so_many_updates() -> None:
-    learner = DQN(VECTOR, SMALL, 4)
-    first = learner.target_weights.clone()
-    assert torch.equal(first, learner.weights)
+    learner = learner_of(VECTOR, SMALL, 4)
+    first = target_weights(learner)
+    assert torch.equal(first, weights(learner))
     for update in range(1, 8):
-        held = learner.target_weights.clone()
+        held = target_weights(learner)
         learner.learn(batch_of(VECTOR, seed=update))
-        same = torch.equal(learner.target_weights, held)
+        same = torch.equal(target_weights(learner), held)
         assert same == (update % 3 != 0)
-        assert torch.equal(learner.target_weights, learner.weights) == (update % 3 == 0)
+        assert torch.equal(target_weights(learner), weights(learner)) == (update % 3 == 0)
 
 
-def test_the_target_network_uses_the_copied_weights() -> None:
-    learner = DQN(VECTOR, SMALL, 4)
+def test_the_target_network_uses_the_copied_weights(way: Any) -> None:
+    learner = learner_of(VECTOR, SMALL, 4)
     for seed in range(3):
         learner.learn(batch_of(VECTOR, seed=seed))
     states = torch.from_numpy(batch_of(VECTOR).states)
-    assert torch.equal(learner.target(states), learner.online(states))
+    online, target = learner._network(TASK)
+    assert isinstance(target, way)
+    assert torch.equal(target.values(states), online.values(states))
+    learner.learn(batch_of(VECTOR, seed=3))
+    assert not torch.equal(target.values(states), online.values(states))
 
 
-def test_learning_lowers_the_loss() -> None:
-    learner, batch = DQN(VECTOR, replace(SMALL, lr=5e-3), 4), batch_of(VECTOR, ends=True)
+def test_learning_lowers_the_loss(way: Any) -> None:
+    learner, batch = learner_of(VECTOR, replace(SMALL, lr=5e-3), 4), batch_of(VECTOR, ends=True)
     losses = [learner.learn(batch) for _ in range(300)]
     assert losses[-1] < losses[0] / 10
 
@@ -181,10 +263,10 @@ def test_learning_lowers_the_loss() -> None:
 
 
 @pytest.mark.parametrize(("scale", "factor"), [(True, 1 / 255), (False, 1.0)])
-def test_bytes_are_scaled_where_the_job_says_so(scale: bool, factor: float) -> None:
+def test_bytes_are_scaled_where_the_job_says_so(way: Any, scale: bool, factor: float) -> None:
     config = replace(SMALL, scale_input=scale, lr=1e-3)
-    learner = DQN(BYTES, config, 4)
-    plain = Plain(learner, config, factor)
+    learner = learner_of(BYTES, config, 4)
+    plain = Reference(learner, config, factor)
     batch = batch_of(BYTES)
     assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-5)
     assert distance(learner, plain) < 1e-6
@@ -192,23 +274,28 @@ def test_bytes_are_scaled_where_the_job_says_so(scale: bool, factor: float) -> N
 
 def test_numbers_are_never_scaled() -> None:
     states = batch_of(VECTOR).states
-    scaled, plain = (DQN(VECTOR, replace(SMALL, scale_input=on), 4) for on in (True, False))
+    scaled, plain = (learner_of(VECTOR, replace(SMALL, scale_input=on), 4) for on in (True, False))
     assert np.array_equal(scaled.act(states), plain.act(states))
     assert scaled.learn(batch_of(VECTOR)) == plain.learn(batch_of(VECTOR))
 
 
 @pytest.mark.parametrize("spaces", [VECTOR, BYTES])
-def test_neither_acting_nor_learning_changes_what_it_is_given(spaces: Spaces) -> None:
-    learner, batch = DQN(spaces, SMALL, 4), batch_of(spaces)
-    before = [column.copy() for column in batch]
+def test_neither_acting_nor_learning_changes_what_it_is_given(way: Any, spaces: Spaces) -> None:
+    learner, batch = learner_of(spaces, SMALL, 4), batch_of(spaces)
+    before = [column.copy() for column in batch[:5]]
     learner.act(batch.states)
     learner.learn(batch)
-    assert all(np.array_equal(a, b) for a, b in zip(before, batch, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, batch[:5], strict=True))
 
 
-def test_acting_takes_the_best_value() -> None:
-    learner, states = DQN(VECTOR, SMALL, 4), batch_of(VECTOR, rows=50).states
-    best = learner.online(torch.from_numpy(states)).argmax(dim=1).numpy()
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_acting_takes_the_best_value(way: Any, layer_norm: bool) -> None:
+    learner = with_odd_weights(learner_of(VECTOR, replace(SMALL, layer_norm=layer_norm), 4))
+    states = batch_of(VECTOR, rows=50).states
+    trunk, head = (learner.pieces[name].module for name in learner.names(TASK))
+    values = head(trunk(torch.from_numpy(states))).detach().numpy()
+    best = values.argmax(axis=1)
+    assert np.allclose(learner.values(states), values, rtol=1e-5, atol=1e-5)
     assert np.array_equal(learner.act(states), best)
     assert len(set(best.tolist())) > 1
 
@@ -217,18 +304,18 @@ def test_acting_takes_the_best_value() -> None:
 
 
 def test_the_same_seed_gives_the_same_weights() -> None:
-    one, same, other = (DQN(VECTOR, SMALL, seed).weights for seed in (1, 1, 2))
+    one, same, other = (weights(learner_of(VECTOR, SMALL, seed)) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
 
 
 @pytest.mark.parametrize("before", [0, 5])
-def test_a_restored_learner_goes_on_with_the_same_bits(before: int) -> None:
-    learner = DQN(VECTOR, SMALL, 1)
+def test_a_restored_learner_goes_on_with_the_same_bits(way: Any, before: int) -> None:
+    learner = learner_of(VECTOR, SMALL, 1)
     for seed in range(before):
         learner.learn(batch_of(VECTOR, seed=seed))
     state = learner.state()
-    other = DQN(VECTOR, SMALL, 2)
+    other = learner_of(VECTOR, SMALL, 2)
     other.learn(batch_of(VECTOR, seed=99))
     other.restore(state)
     for seed in range(50, 57):
@@ -240,7 +327,7 @@ def test_a_restored_learner_goes_on_with_the_same_bits(before: int) -> None:
 
 
 def test_a_state_is_a_copy() -> None:
-    learner = DQN(VECTOR, SMALL, 1)
+    learner = learner_of(VECTOR, SMALL, 1)
     learner.learn(batch_of(VECTOR))
     state = learner.state()
     kept = {name: column.copy() for name, column in state.items()}
@@ -252,13 +339,13 @@ def test_a_state_is_a_copy() -> None:
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    state = DQN(VECTOR, replace(SMALL, widths=(8,)), 1).state()
+    state = learner_of(VECTOR, replace(SMALL, widths=(8,)), 1).state()
     with pytest.raises(DamagedData, match="saved weights have the shape"):
-        DQN(VECTOR, SMALL, 1).restore(state)
+        learner_of(VECTOR, SMALL, 1).restore(state)
 
 
 def test_a_learner_goes_on_from_a_checkpoint_file(tmp_path: Path) -> None:
-    learner, other = DQN(VECTOR, SMALL, 1), DQN(VECTOR, SMALL, 2)
+    learner, other = learner_of(VECTOR, SMALL, 1), learner_of(VECTOR, SMALL, 2)
     learner.learn(batch_of(VECTOR))
     write_arrays(tmp_path / "learner.h5", learner.state(), {})
     other.restore(read_arrays(tmp_path / "learner.h5"))
@@ -270,37 +357,60 @@ def test_a_learner_goes_on_from_a_checkpoint_file(tmp_path: Path) -> None:
 
 def test_frames_need_three_dimensions() -> None:
     with pytest.raises(UsageError, match=r"learn.network = cnn: .*needs frames.*shape \(5,\)"):
-        DQN(VECTOR, replace(SMALL, network="cnn"), 1)
+        learner_of(VECTOR, replace(SMALL, network="cnn"), 1)
 
 
 def test_frames_that_are_too_small_are_refused() -> None:
     with pytest.raises(UsageError):
-        DQN(Spaces((3, 10, 10), "|u1", 2), replace(SMALL, network="cnn"), 1)
+        learner_of(Spaces((3, 10, 10), "|u1", 2), replace(SMALL, network="cnn"), 1)
 
 
 def test_an_unknown_network_is_refused_with_the_closest_name() -> None:
     with pytest.raises(UsageError, match="unknown network 'mpl'; did you mean 'mlp'"):
-        DQN(VECTOR, replace(SMALL, network="mpl"), 1)
+        learner_of(VECTOR, replace(SMALL, network="mpl"), 1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_cuda_without_cuda_is_refused() -> None:
     with pytest.raises(UsageError, match="finds no usable CUDA; use cpu"):
-        DQN(VECTOR, replace(SMALL, device="cuda"), 1)
+        learner_of(VECTOR, replace(SMALL, device="cuda"), 1)
 
 
 def test_a_network_has_the_layers_that_widths_name() -> None:
-    shapes = [tuple(p.shape) for p in Mlp((5,), 3, (7, 6)).parameters()]
-    assert shapes == [(7, 5), (7,), (6, 7), (6,), (3, 6), (3,)]
-    assert [tuple(p.shape) for p in Mlp((5,), 3, ()).parameters()] == [(3, 5), (3,)]
+    shapes = [tuple(p.shape) for p in Mlp((5,), (7, 6), False).parameters()]
+    assert shapes == [(7, 5), (7,), (6, 7), (6,)]
+    shapes = [tuple(p.shape) for p in Mlp((5,), (7, 6), True).parameters()]
+    assert shapes == [(7, 5), (7,), (6, 7), (6,), (7,), (7,), (6,), (6,)]
+    assert list(Mlp((5,), (), True).parameters()) == []
+    head = learner_of(VECTOR, SMALL, 1).pieces[f"head/{TASK}"].module
+    assert [tuple(p.shape) for p in head.parameters()] == [(3, 6), (3,)]
 
 
-@pytest.mark.parametrize("make", [lambda: Mlp((12,), 4, (9,)), lambda: Cnn((1, 36, 36), 4, (9,))])
-def test_flattening_keeps_the_function(make: Any) -> None:
+def test_a_network_without_hidden_layers_is_linear(way: Any) -> None:
+    config = replace(SMALL, widths=(), lr=1e-3)
+    learner = learner_of(VECTOR, config, 4)
+    plain, batch = Reference(learner, config), batch_of(VECTOR)
+    assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
+    assert distance(learner, plain) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("make", "features"),
+    [
+        (lambda: Mlp((12,), (9, 4), False), 12),
+        (lambda: Mlp((12,), (9, 4), True), 12),
+        (lambda: Cnn((1, 36, 36), (9,), False), 36 * 36),
+        (lambda: Cnn((1, 36, 36), (9,), True), 36 * 36),
+        (lambda: nn.Linear(12, 4), 12),
+        (lambda: Dueling(12, 4), 12),
+    ],
+)
+def test_flattening_keeps_the_function(make: Any, features: int) -> None:
+    torch.manual_seed(1)
     network: nn.Module = make()
-    features = 12 if isinstance(network, Mlp) else 36 * 36
     inputs = torch.randn(3, features)
     before = network(inputs).detach().clone()
+    assert before.any()
     flat = flatten(network)
     assert torch.equal(network(inputs), before)
     assert flat.numel() == sum(p.numel() for p in network.parameters())
@@ -308,8 +418,10 @@ def test_flattening_keeps_the_function(make: Any) -> None:
     assert not network(inputs).any()
 
 
-def test_gradients_arrive_in_the_vector() -> None:
-    network = Mlp((5,), 3, (4,))
+@pytest.mark.parametrize("layer_norm", [True, False])
+def test_gradients_arrive_in_the_vector(layer_norm: bool) -> None:
+    torch.manual_seed(1)
+    network = Mlp((5,), (4,), layer_norm)
     flat = flatten(network)
     network(torch.randn(2, 5)).sum().backward()
     assert flat.grad is not None
@@ -320,7 +432,7 @@ def test_gradients_arrive_in_the_vector() -> None:
 
 def test_frames_are_learnt_from() -> None:
     config = LearnConfig(network="cnn", widths=(32,), target_every=2, lr=1e-3)
-    learner = DQN(FRAMES, config, 1)
+    learner = learner_of(FRAMES, config, 1)
     batch = batch_of(FRAMES, rows=4, ends=True)
     frames = batch.states.reshape(4, *FRAMES.shape)
     actions = learner.act(frames)
@@ -328,6 +440,6 @@ def test_frames_are_learnt_from() -> None:
     assert np.array_equal(actions, learner.act(batch.states))
     losses = [learner.learn(batch) for _ in range(12)]
     assert losses[-1] < losses[0]
-    other = DQN(FRAMES, config, 2)
+    other = learner_of(FRAMES, config, 2)
     other.restore(learner.state())
     assert other.learn(batch) == learner.learn(batch)

@@ -23,30 +23,60 @@ def some_rows() -> Columns:
 
 def open_lesson(rows: Columns, **changes: Any) -> Columns:
     """Unpack a lesson of these rows after columns were replaced, added or (None) taken away."""
-    columns = decode(pack(3, 2, "Krull", rows), LIMIT) | changes
+    columns = decode(pack(3, 2, "Krull", rows, {}), LIMIT) | changes
     data = encode({name: column for name, column in columns.items() if column is not None})
-    return unpack(data, lesson_offer(len(columns["action"])), SPACES, LIMIT)
+    return unpack(data, lesson_offer(len(columns["action"])), SPACES, LIMIT).rows
 
 
 def test_rows_come_back_as_they_were_packed() -> None:
     rows = some_rows()
-    found = unpack(pack(3, 2, "Krull", rows), lesson_offer(len(rows["action"])), SPACES, LIMIT)
-    assert list(found) == list(ROWS)
+    offer = lesson_offer(len(rows["action"]))
+    lesson = unpack(pack(3, 2, "Krull", rows, {}), offer, SPACES, LIMIT)
+    assert lesson.offer is offer
+    assert lesson.network == {}
+    assert list(lesson.rows) == list(ROWS)
     for name in ROWS:
-        assert found[name].dtype == rows[name].dtype
-        assert np.array_equal(found[name], rows[name])
+        assert lesson.rows[name].dtype == rows[name].dtype
+        assert np.array_equal(lesson.rows[name], rows[name])
+
+
+def test_a_network_comes_back_as_it_was_packed() -> None:
+    rows, rng = some_rows(), np.random.default_rng(0)
+    network = {name: rng.normal(size=7).astype("<f4") for name in ("trunk", "head")}
+    offer = lesson_offer(len(rows["action"]))
+    lesson = unpack(pack(3, 2, "Krull", rows, network), offer, SPACES, LIMIT)
+    assert list(lesson.rows) == list(ROWS)
+    assert lesson.network.keys() == network.keys()
+    for name, weights in network.items():
+        assert lesson.network[name].dtype == weights.dtype
+        assert np.array_equal(lesson.network[name], weights)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        np.zeros(3, dtype="<f8"),
+        np.zeros(3, dtype="<i4"),
+        np.zeros((3, 1), dtype="<f4"),
+        np.array([0, np.nan], dtype="<f4"),
+        np.array([np.inf, 0], dtype="<f4"),
+    ],
+)
+def test_a_network_that_is_no_vector_of_finite_numbers_is_refused(weights: Any) -> None:
+    with pytest.raises(DamagedData, match="lesson's network/trunk is no vector of finite numbers"):
+        open_lesson(some_rows(), **{"network/trunk": weights})
 
 
 @pytest.mark.parametrize("task", ["Krull", "ALE/Krull-v5", "ns:Straße-v0", "x" * 64])
 def test_the_name_of_the_task_travels_with_it(task: str) -> None:
     rows = some_rows()
     offer = lesson_offer(len(rows["action"]), task=task)
-    assert unpack(pack(3, 2, task, rows), offer, SPACES, LIMIT)
+    assert unpack(pack(3, 2, task, rows, {}), offer, SPACES, LIMIT)
 
 
 def test_a_task_whose_name_does_not_fit_is_not_packed_under_a_shorter_one() -> None:
     with pytest.raises(ValueError, match="over 64 bytes"):
-        pack(3, 2, "my_module.with_games/" + "VeryLong" * 8 + "-v0", some_rows())
+        pack(3, 2, "my_module.with_games/" + "VeryLong" * 8 + "-v0", some_rows(), {})
 
 
 def test_pixels_and_floats_are_packed_too() -> None:
@@ -56,13 +86,14 @@ def test_pixels_and_floats_are_packed_too() -> None:
         "reward": np.array([0.5, -1, 2, 0], dtype="<f4"),
         "flags": np.array([0, 0, ENDED, LAST], dtype=np.uint8),
     }
-    found = unpack(pack(3, 2, "Krull", rows), lesson_offer(4), FLOATS, LIMIT)
-    assert np.array_equal(found["state"], rows["state"])
+    found = unpack(pack(3, 2, "Krull", rows, {}), lesson_offer(4), FLOATS, LIMIT)
+    assert np.array_equal(found.rows["state"], rows["state"])
 
 
-def test_every_changed_byte_is_refused() -> None:
+@pytest.mark.parametrize("network", [{}, {"head": np.ones(5, dtype="<f4")}])
+def test_every_changed_byte_is_refused(network: Columns) -> None:
     rows = some_rows()
-    data, offer = pack(3, 2, "Krull", rows), lesson_offer(len(rows["action"]))
+    data, offer = pack(3, 2, "Krull", rows, network), lesson_offer(len(rows["action"]))
     for at in range(0, len(data), 3):
         damaged = data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :]
         with pytest.raises(DamagedData):
@@ -72,7 +103,7 @@ def test_every_changed_byte_is_refused() -> None:
 def test_a_lesson_above_the_limit_is_refused() -> None:
     rows = some_rows()
     with pytest.raises(DamagedData, match="the limit is 50"):
-        unpack(pack(3, 2, "Krull", rows), lesson_offer(len(rows["action"])), SPACES, 50)
+        unpack(pack(3, 2, "Krull", rows, {}), lesson_offer(len(rows["action"])), SPACES, 50)
 
 
 @pytest.mark.parametrize("missing", ["version", "donor", "task", "state", "flags"])
@@ -100,7 +131,7 @@ def test_another_lesson_than_the_one_offered_is_refused(changes: dict[str, Any],
     rows = some_rows()
     offer = lesson_offer(len(rows["action"]), **changes)
     with pytest.raises(DamagedData, match=rf"lesson's {name} is .*; the offer said"):
-        unpack(pack(3, 2, "Krull", rows), offer, SPACES, LIMIT)
+        unpack(pack(3, 2, "Krull", rows, {}), offer, SPACES, LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +191,7 @@ def test_columns_of_different_length_are_refused(name: str) -> None:
 def test_another_number_of_rows_than_offered_is_refused(offered: int) -> None:
     rows = some_rows()
     with pytest.raises(DamagedData, match=f"lesson has 8 rows; the offer said {offered}"):
-        unpack(pack(3, 2, "Krull", rows), lesson_offer(offered), SPACES, LIMIT)
+        unpack(pack(3, 2, "Krull", rows, {}), lesson_offer(offered), SPACES, LIMIT)
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -196,7 +227,7 @@ def test_a_state_that_is_not_finite_is_refused(value: float) -> None:
         "flags": np.array([0, LAST], dtype=np.uint8),
     }
     with pytest.raises(DamagedData, match="state that is not finite"):
-        unpack(pack(3, 2, "Krull", rows), lesson_offer(2), FLOATS, LIMIT)
+        unpack(pack(3, 2, "Krull", rows, {}), lesson_offer(2), FLOATS, LIMIT)
 
 
 @pytest.mark.parametrize("flag", [16, 32, 128])

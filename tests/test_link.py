@@ -23,6 +23,7 @@ def test_a_solo_link_shares_with_nobody() -> None:
     assert link.publish(offer(3, 1), b"rows") == []
     assert link.offers() == []
     assert link.fetch([offer(0, 1)]) == []
+    assert link.trade([], b"rows") == []
     assert link.waited == 0.0
 
 
@@ -100,6 +101,18 @@ def test_only_what_is_wanted_is_fetched_in_the_order_wanted() -> None:
     assert [parcel.offer.round for parcel in parcels] == [3, 1]
     assert [parcel.data for parcel in parcels] == [lesson(0, 3), lesson(0, 1)]
     assert all(isinstance(parcel, Parcel) for parcel in parcels)
+
+
+def test_traded_messages_reach_each_peer_in_the_order_of_the_peers() -> None:
+    links = ThreadLink.mesh(3, edges("full", 3))
+    with ThreadPoolExecutor(3) as pool:
+        peers = [[k for k in (2, 1, 0) if k != link.agent] for link in links]
+        done = [
+            pool.submit(link.trade, others, b"from %d" % link.agent)
+            for link, others in zip(links, peers, strict=True)
+        ]
+        for future, others in zip(done, peers, strict=True):
+            assert future.result(timeout=20) == [b"from %d" % k for k in others]
 
 
 def test_links_joined_by_hand_use_the_queues_they_are_given() -> None:

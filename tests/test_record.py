@@ -18,7 +18,7 @@ def recorder() -> tuple[Recorder, MemorySink, list[str]]:
         phases.append(progress.phase)
 
     made = Recorder(sink, beat, 3, 134)
-    made.begin("Krull", 2, 1000)
+    made.begin("Krull", 2)
     return made, sink, phases
 
 
@@ -61,9 +61,13 @@ def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
     record.update(3.0)
     record.env_seconds, record.learn_seconds = 0.5, 0.25
     record.step(step([7.0], [ENDED]))
-    record.training(500, 0.3)
-    record.training(1000, 0.2)
+    assert not record.turn(499, 500)
+    assert record.turn(1, 500)
+    record.training(0.3)
+    assert record.turn(500, 500)
+    record.training(0.2)
     first, second = sink.rows["train"]
+    assert (first["step"], second["step"]) == (500, 1000)
     assert (first["loss"], first["return_mean"], first["epsilon"]) == (2.0, 7.0, 0.3)
     assert (first["env_seconds"], first["learn_seconds"]) == (0.5, 0.25)
     assert isnan(second["loss"])
@@ -75,7 +79,7 @@ def test_the_mean_return_is_that_of_the_last_hundred_episodes() -> None:
     record, sink, _ = recorder()
     for number in range(150):
         record.step(step([float(number)], [ENDED]))
-    record.training(150, 0.0)
+    record.training(0.0)
     assert sink.rows["train"][0]["return_mean"] == np.mean(range(50, 150))
 
 
@@ -83,7 +87,7 @@ def test_a_new_task_starts_all_counts_again() -> None:
     record, sink, _ = recorder()
     record.update(1.0)
     record.step(step([5.0], [0]))
-    record.begin("Alien", 3, 1000)
+    record.begin("Alien", 3)
     assert record.env_steps == record.updates == 0
     assert isnan(record.progress.loss)
     record.step(step([1.0], [ENDED]))
@@ -103,17 +107,20 @@ def test_waiting_is_counted_and_shown_as_a_share() -> None:
     record, sink, _ = recorder()
     record.waited(1.5)
     record.waited(0.5)
-    record.training(1, 0.0)
+    record.training(0.0)
     assert sink.rows["train"][0]["wait_seconds"] == 2.0
     assert record.progress.wait_share > 0
 
 
-def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
+def test_the_ledger_notes_offers_lessons_drops_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
     record.offered(mine, 4)
-    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25), "")
-    record.received(Parcel(theirs, b"", 0.5, 0.25), "checksum")
+    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25))
+    assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
+    record.used(theirs, 3.0, 4.0, kept=True)
+    record.used(theirs, 3.0, 2.0, kept=False)
+    record.refused(Parcel(theirs, b"", 0.5, 0.25), "checksum")
     record.refused_offer(2, "empty")
     found = [
         tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "kept", "reason"))
@@ -122,11 +129,15 @@ def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
     assert found == [
         ("offer", 3, 3, 4, 50, 700, False, ""),
         ("lesson", 1, 1, 3, 40, 600, True, ""),
+        ("drop", 1, 1, 3, 40, 600, False, "the agent was worse after it"),
         ("refusal", 1, 1, 3, 40, 0, False, "checksum"),
         ("refusal", 2, 2, 3, 0, 0, False, "empty"),
     ]
-    lesson = sink.rows["exchange"][1]
-    assert (lesson["raw_bytes"], lesson["seconds"], lesson["wait_seconds"]) == (5360, 0.5, 0.25)
+    for row, scores in zip(sink.rows["exchange"][1:3], [(3.0, 4.0), (3.0, 2.0)], strict=True):
+        assert (row["raw_bytes"], row["seconds"], row["wait_seconds"]) == (5360, 0.5, 0.25)
+        assert (row["score_before"], row["score_after"]) == scores
+    for row in (sink.rows["exchange"][0], *sink.rows["exchange"][3:]):
+        assert isnan(row["score_before"]) and isnan(row["score_after"])
 
 
 @pytest.mark.parametrize(("donors", "source"), [([], "env"), ([4], "lesson"), ([4, 0], "lesson")])
@@ -140,18 +151,51 @@ def test_the_source_of_a_task_is_where_it_was_learnt_from(donors: list[int], sou
     assert row["seconds"] >= 0
 
 
+def test_turns_are_counted_into_the_progress() -> None:
+    record, _, _ = recorder()
+    record.plan(30)
+    due = [record.turn(4, 10) for _ in range(7)]
+    assert due == [False, False, True, False, True, False, False]
+    progress = record.progress
+    assert (progress.step, progress.steps, progress.total_steps) == (28, 30, 28)
+    record.plan(5)
+    assert record.turn(2, 10)
+    assert (progress.step, progress.steps, progress.total_steps) == (2, 5, 30)
+    record.begin("Alien", 3)
+    assert (progress.step, progress.steps, progress.total_steps) == (0, 0, 30)
+    assert not record.turn(9, 10)
+
+
+def test_every_evaluation_is_in_the_curve_and_the_last_one_counts() -> None:
+    record, sink, _ = recorder()
+    record.evaluated([(5.0, 9), (2.0, 3)])
+    record.step(step([1.0], [0]))
+    record.evaluated([(7.0, 4), (8.0, 6)])
+    assert sink.rows["curve"] == [
+        {"agent": 3, "round": 2, "task": "Krull", "env_steps": 0, "score": 3.5},
+        {"agent": 3, "round": 2, "task": "Krull", "env_steps": 1, "score": 7.5},
+    ]
+    assert "evaluation" not in sink.rows
+    record.learnt([], 7.5)
+    found = [
+        tuple(r[n] for n in ("agent", "after_round", "task", "episode", "score", "length"))
+        for r in sink.rows["evaluation"]
+    ]
+    assert found == [(3, 2, "Krull", 0, 7.0, 4), (3, 2, "Krull", 1, 8.0, 6)]
+
+
 # Rows in memory
 
 
 def test_rows_become_columns_of_the_schemas_types() -> None:
     record, sink, _ = recorder()
     record.step(step([1.0], [ENDED]))
-    record.training(1, 0.1)
-    record.evaluation(0, 5.0, 9)
+    record.training(0.1)
+    record.evaluated([(5.0, 9)])
     record.refused_offer(1, "bad")
     record.learnt([], 5.0)
     taken = sink.take()
-    tables = {"episodes", "train", "evaluation", "exchange", "tasks"}
+    tables = {"episodes", "train", "curve", "evaluation", "exchange", "tasks"}
     assert set(taken) == {f"{table}/{name}" for table in tables for name in TABLES[table]}
     for name, column in taken.items():
         table, _, short = name.partition("/")

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from math import isclose
+from math import isclose, sqrt
 
 import numpy as np
 import pytest
@@ -13,12 +13,13 @@ GAMMA = 0.9
 Target = tuple[float, float, int]  # return, discount, next state
 
 
-def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> Target:
+def slow_target(moves: Sequence[Move], at: int, recipe: Recipe, scale: float) -> Target:
     """Return, discount and next state of the move at a place, by walking."""
     total, discount = 0.0, 1.0
     for move in moves[at : at + recipe.n_step]:
         sign = (move.reward > 0) - (move.reward < 0)
-        total += discount * (sign if recipe.clip_reward else move.reward)
+        worth = {"clip": sign, "none": move.reward, "scale": move.reward / scale}
+        total += discount * worth[recipe.reward]
         discount *= recipe.gamma
         if move.flags & ENDED or (move.flags & LIFE and recipe.life_ends):
             return total, 0.0, move.after
@@ -27,9 +28,17 @@ def slow_target(moves: Sequence[Move], at: int, recipe: Recipe) -> Target:
     return total, discount, moves[min(at + recipe.n_step, len(moves)) - 1].after
 
 
-def targets(streams: Sequence[Sequence[Move]], recipe: Recipe) -> dict[int, tuple[Move, Target]]:
+def scale_of(streams: Sequence[Sequence[Move]]) -> float:
+    """Root mean square of the rewards that are not zero."""
+    squares = [move.reward**2 for moves in streams for move in moves if move.reward]
+    return sqrt(sum(squares) / len(squares)) if squares else 1.0
+
+
+def targets(
+    streams: Sequence[Sequence[Move]], recipe: Recipe, scale: float = 1.0
+) -> dict[int, tuple[Move, Target]]:
     return {
-        move.state: (move, slow_target(moves, at, recipe))
+        move.state: (move, slow_target(moves, at, recipe, scale))
         for moves in streams
         for at, move in enumerate(moves)
     }
@@ -68,21 +77,21 @@ def lesson(seed: int, steps: int = 20) -> tuple[Columns, list[Move]]:
     return player.buffer.export(1000), player.moves[0]
 
 
-@pytest.mark.parametrize("clip_reward", [True, False])
+@pytest.mark.parametrize("reward", ["clip", "none", "scale"])
 @pytest.mark.parametrize("life_ends", [True, False])
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_targets_match_a_slow_walk_over_the_moves(
-    streams: int, n_step: int, life_ends: bool, clip_reward: bool
+    streams: int, n_step: int, life_ends: bool, reward: str
 ) -> None:
-    recipe = Recipe(64, GAMMA, n_step, clip_reward, life_ends)
+    recipe = Recipe(64, GAMMA, n_step, reward, life_ends)
     replay = Replay(SPACES, 25 * streams, recipe, streams)
     player = Player(replay.own, streams, n_step)
     rng = np.random.default_rng(2)
     for _ in range(12):
         player.play(8, (0.08, 0.12, 0.12))
         kept = [player.kept(stream, 25) for stream in range(streams)]
-        expected = targets(kept, recipe)
+        expected = targets(kept, recipe, scale_of(player.moves))  # of all play, not of what is left
         seen: set[int] = set()
         for _ in range(12):
             seen |= assert_agrees(replay.sample(rng), expected)
@@ -148,7 +157,7 @@ def test_the_newest_rows_sum_what_there_is_and_bootstrap_from_the_open_state() -
 
 
 def test_sums_of_rewards_never_cross_the_end_of_a_segment() -> None:
-    recipe = Recipe(100, 1.0, 5, clip_reward=False)
+    recipe = Recipe(100, 1.0, 5, reward="none")
     (left, first), (right, second) = lesson(1, 4), lesson(2, 4)
     both = {name: np.concatenate([left[name], right[name]]) for name in left}
     replay = Replay(SPACES, 10, recipe)
@@ -183,7 +192,7 @@ def test_the_next_call_uses_the_same_arrays_again() -> None:
 
 
 def test_a_sample_leaves_the_stored_rewards_as_they_are() -> None:
-    replay = Replay(SPACES, 50, Recipe(64, GAMMA, 5, clip_reward=False))
+    replay = Replay(SPACES, 50, Recipe(64, GAMMA, 5, reward="none"))
     Player(replay.own).play(30)
     before = replay.own.reward.copy()
     for seed in range(5):
@@ -226,12 +235,21 @@ def test_memory_counts_lessons() -> None:
     assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
 
 
-def test_own_rows_and_lessons_are_drawn_by_their_size() -> None:
+def test_memory_counts_lessons_of_other_tasks_too() -> None:
+    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    alone = replay.nbytes
+    rows, _ = lesson(1)
+    replay.begin([], {"Alien": rows})
+    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
+
+
+def test_own_rows_and_joined_rows_are_drawn_by_their_size() -> None:
     (small, few), (large, many) = lesson(1, 15), lesson(2, 60)
     replay = Replay(SPACES, 50, Recipe(500, GAMMA))
-    replay.begin([small, large])
     player = Player(replay.own)
     player.play(30, (0, 0, 0))
+    replay.join(small)
+    replay.join(large)
     expected = targets([few, many, player.moves[0]], replay.recipe)
     rng, counts = np.random.default_rng(1), np.zeros(3)
     for _ in range(40):
@@ -241,6 +259,60 @@ def test_own_rows_and_lessons_are_drawn_by_their_size() -> None:
     rows = np.array([30, len(small["action"]) - 1, len(large["action"]) - 1])
     assert counts.sum() == 20_000
     assert np.allclose(counts / counts.sum(), rows / rows.sum(), atol=0.015)
+
+
+@pytest.mark.parametrize(("foreign", "own"), [(1.0, 0), (0.5, 100), (0.25, 150), (0.0, 200)])
+def test_lessons_get_their_share_of_a_batch_divided_by_their_size(foreign: float, own: int) -> None:
+    (small, few), (large, many) = lesson(1, 15), lesson(2, 60)
+    replay = Replay(SPACES, 50, Recipe(200, GAMMA))
+    replay.begin([small, large])
+    player = Player(replay.own)
+    player.play(30, (0, 0, 0))
+    replay.foreign = foreign
+    expected = targets([few, many, player.moves[0]], replay.recipe)
+    rng, counts = np.random.default_rng(1), np.zeros(3)
+    for _ in range(60):
+        batch = replay.sample(rng)
+        assert_agrees(batch, expected)
+        drawn = np.bincount([number_of(state) // 1000 for state in batch.states], minlength=3)
+        assert drawn[0] == own
+        counts += drawn
+    if own < 200:
+        rows = np.array([len(small["action"]) - 1, len(large["action"]) - 1])
+        assert np.allclose(counts[1:] / counts[1:].sum(), rows / rows.sum(), atol=0.02)
+
+
+def test_without_own_rows_the_whole_batch_comes_from_lessons() -> None:
+    rows, moves = lesson(1)
+    replay = Replay(SPACES, 50, Recipe(200, GAMMA))
+    replay.begin([rows])
+    replay.foreign = 0.25
+    assert_agrees(replay.sample(np.random.default_rng(1)), targets([moves], replay.recipe))
+
+
+def test_lessons_of_other_tasks_are_drawn_apart_and_under_their_names() -> None:
+    replay = Replay(SPACES, 50, Recipe(50, GAMMA))
+    (mine, my_moves), (alien, alien_moves), (krull, krull_moves) = (lesson(k) for k in (1, 2, 3))
+    replay.begin([mine], {"Krull": krull, "Alien": alien})
+    expected = {"Alien": alien_moves, "Krull": krull_moves}
+    rng, names = np.random.default_rng(1), set()
+    for _ in range(20):
+        batch = replay.sample_other(rng)
+        assert_agrees(batch, targets([expected[batch.task]], replay.recipe))
+        names.add(batch.task)
+        assert_agrees(replay.sample(rng), targets([my_moves], replay.recipe))
+    assert names == {"Alien", "Krull"}
+    replay.begin([mine])
+    assert not replay.others
+
+
+def test_rewards_of_a_lesson_are_scaled_by_its_own_rewards() -> None:
+    recipe = Recipe(100, GAMMA, 3, "scale")
+    rows, moves = lesson(1, 30)
+    replay = Replay(SPACES, 50, recipe)
+    replay.begin([rows])
+    expected = targets([moves], recipe, scale_of([moves]))
+    assert_agrees(replay.sample(np.random.default_rng(0)), expected)
 
 
 def test_samples_are_uniform() -> None:
@@ -266,8 +338,9 @@ def test_the_same_stream_draws_the_same_batches() -> None:
 def assert_same_draws(left: Replay, right: Replay) -> None:
     one, two = np.random.default_rng(9), np.random.default_rng(9)
     for _ in range(5):
-        for mine, theirs in zip(left.sample(one), right.sample(two), strict=True):
-            assert np.array_equal(mine, theirs)
+        mine, theirs = left.sample(one), right.sample(two)
+        assert all(np.array_equal(a, b) for a, b in zip(mine[:5], theirs[:5], strict=True))
+        assert mine[5:] == theirs[5:]
 
 
 def restored(replay: Replay, capacity: int) -> Replay:
@@ -284,6 +357,23 @@ def test_a_restored_replay_draws_the_same_batches(lessons: int) -> None:
     again = restored(replay, 30)
     assert [len(buffer) for buffer in again.lessons] == [len(buffer) for buffer in replay.lessons]
     assert_same_draws(replay, again)
+
+
+def test_a_restored_replay_has_its_share_its_other_tasks_and_its_scale() -> None:
+    replay = Replay(SPACES, 30, Recipe(50, GAMMA, 3, "scale"))
+    others = {"ns/Krull-v0": lesson(2)[0], "Alien": lesson(3)[0]}
+    replay.begin([lesson(1)[0]], others)
+    Player(replay.own, seed=8).play(77)
+    replay.foreign = 0.3
+    again = restored(replay, 30)
+    assert again.foreign == 0.3
+    assert again.others.keys() == others.keys()
+    assert_same_draws(replay, again)
+    one, two = np.random.default_rng(9), np.random.default_rng(9)
+    for _ in range(5):
+        mine, theirs = replay.sample_other(one), again.sample_other(two)
+        assert mine.task == theirs.task
+        assert all(np.array_equal(a, b) for a, b in zip(mine[:5], theirs[:5], strict=True))
 
 
 def test_a_replay_of_lessons_alone_can_be_restored() -> None:

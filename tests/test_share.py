@@ -3,8 +3,10 @@ from math import inf, nan
 
 import pytest
 
-from canal_mpi.membuf.share import POLICIES, exact, none
+from canal_mpi.membuf.share import POLICIES, Need, everything, exact, none, previous, similar
 from canal_mpi.types import Offer
+
+NEED = Need("Krull", 3)
 
 
 def offer(donor: int, score: float, task: str = "Krull", round_: int = 1) -> Offer:
@@ -12,16 +14,16 @@ def offer(donor: int, score: float, task: str = "Krull", round_: int = 1) -> Off
 
 
 def test_none_takes_nothing() -> None:
-    assert none("Krull", [offer(0, 5.0)]) == []
+    assert none(NEED, [offer(0, 5.0)]) == []
 
 
 def test_exact_takes_only_the_very_same_task() -> None:
-    assert exact("Krull", [offer(0, 5.0, "Alien"), offer(1, 9.0, "krull")]) == []
-    assert exact("Krull", [offer(0, 9.0, "Alien"), offer(1, 1.0)]) == [offer(1, 1.0)]
+    assert exact(NEED, [offer(0, 5.0, "Alien"), offer(1, 9.0, "krull")]) == []
+    assert exact(NEED, [offer(0, 9.0, "Alien"), offer(1, 1.0)]) == [offer(1, 1.0)]
 
 
 def test_exact_takes_nothing_where_nothing_is_offered() -> None:
-    assert exact("Krull", []) == []
+    assert exact(NEED, []) == []
 
 
 # The first of each list is the best: ties go to the lowest agent, NaN comes last.
@@ -41,18 +43,25 @@ def test_exact_takes_the_best_score_whatever_order_the_offers_come_in(
     offers: list[Offer],
 ) -> None:
     for mixed in permutations(offers):
-        assert exact("Krull", mixed) == offers[:1]
+        assert exact(NEED, mixed) == offers[:1]
 
 
 def test_a_policy_leaves_the_offers_as_they_are() -> None:
     offers = [offer(2, 1.0), offer(1, 2.0)]
     for policy in POLICIES.values():
-        policy("Krull", offers)
+        policy(NEED, offers)
     assert offers == [offer(2, 1.0), offer(1, 2.0)]
 
 
 def test_policies_are_known_by_their_names() -> None:
-    assert {"none": none, "exact": exact} == POLICIES
+    assert {
+        "none": none,
+        "exact": exact,
+        "previous": previous,
+        "all": everything,
+        "simnet": similar,
+        "wasserstein": similar,
+    } == POLICIES
 
 
 def test_a_lesson_is_named_by_its_donor_and_round() -> None:

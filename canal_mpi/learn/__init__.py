@@ -5,3 +5,6 @@ from collections.abc import Mapping
 ALGORITHMS: Mapping[str, str] = {"dqn": "canal_mpi.learn.dqn:DQN"}
 NETWORKS: Mapping[str, str] = {"mlp": "canal_mpi.learn.nets:Mlp", "cnn": "canal_mpi.learn.nets:Cnn"}
 LOSSES = ("huber", "mse")
+IDENTITIES = ("single", "heads", "separate")
+REWARDS = ("clip", "none", "scale")
+REUSE_MODES = ("replay", "mix", "distill", "adopt")

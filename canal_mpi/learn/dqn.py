@@ -1,106 +1,245 @@
-"""Deep Q-learning: double, with a target network, on whatever network the job names."""
+"""The DQN family: double, target network, Huber, on pieces that a task's identity chooses.
 
-import copy
+A learner owns pieces: trunks and heads. `single` has one of each for all tasks, `heads` a head for
+every task on one trunk, `separate` a whole network for every task.
+"""
+
+from collections.abc import Callable
+from threading import Lock
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from canal_mpi import pick
-from canal_mpi.config import LearnConfig
+from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.learn import NETWORKS
-from canal_mpi.learn.flat import flatten
+from canal_mpi.learn.elastic import Elastic
+from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
+from canal_mpi.learn.nets import Dueling
+from canal_mpi.learn.passes import Passes, passes
+from canal_mpi.learn.piece import Piece
 from canal_mpi.types import Array, Batch, Columns, Spaces
+
+
+SEEDING = Lock()  # torch has one random stream for all threads
 
 
 class DQN:
     """A learner that meets the `Learner` protocol."""
 
-    def __init__(self, spaces: Spaces, config: LearnConfig, seed: int) -> None:
+    def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
+        self.spaces, self.config, self.memory = spaces, job.learn, job.memory
+        self.reuse = job.reuse
+        config = job.learn
         torch.set_num_threads(config.threads)
-        torch.manual_seed(seed)
-        self.config, self.device = config, _device(config.device)
+        torch.set_flush_denormal(True)  # tiny numbers would slow Adam down tenfold
+        self.device, self._seed = _device(config.device), seed
         self.factor = 1 / 255 if config.scale_input and spaces.dtype == "|u1" else 1.0
-        make = pick.pick("network", config.network, NETWORKS)
-        try:
-            self.online = make(spaces.shape, spaces.actions, config.widths).to(self.device)
-        except ValueError as error:
-            raise UsageError(f"learn.network = {config.network}: {error}.") from error
-        self.weights = flatten(self.online)
-        self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self.target_weights = flatten(self.target)
-        self.optimiser = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
-        self.loss = functional.smooth_l1_loss if config.loss == "huber" else functional.mse_loss
-        self.updates = 0
+        self.pieces: dict[str, Piece] = {}
+        self._passes: dict[str, tuple[Passes, Passes]] = {}
+        self.elastic = Elastic(job.memory.ewc_alpha)
+        self.teacher: Passes | None = None
+        self.task, self.updates = "", 0
+
+    # ── which network ──────────────────────────────────────────────────────────────────────────
 
     def begin(self, task: str) -> None:
-        """One network learns all tasks, one after the other."""
+        """Act and learn for this task from now on."""
+        self.task, self.teacher = task, None
+        self._network(task)
+
+    def names(self, task: str) -> tuple[str, str]:
+        """The pieces that a task uses: its trunk and its head."""
+        identity = self.config.identity
+        trunk = f"trunk/{task}" if identity == "separate" else "trunk"
+        return trunk, "head" if identity == "single" else f"head/{task}"
+
+    def _network(self, task: str) -> tuple[Passes, Passes]:
+        """Online and target passes of a task; made at first sight."""
+        if task not in self._passes:
+            trunk, head = (self._piece(name) for name in self.names(task))
+            online = passes(trunk.module, head.module)
+            self._passes[task] = (online, passes(trunk.target, head.target))
+        return self._passes[task]
+
+    def _piece(self, name: str) -> Piece:
+        if name not in self.pieces:
+            make = self._make_trunk if name.startswith("trunk") else self._make_head
+            with SEEDING:
+                torch.manual_seed(self._seed(name))
+                module = make()
+            self.pieces[name] = Piece(module.to(self.device))
+        return self.pieces[name]
+
+    def _make_trunk(self) -> nn.Module:
+        c = self.config
+        try:
+            make = pick.pick("network", c.network, NETWORKS)
+            trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
+        except ValueError as error:
+            raise UsageError(f"learn.network = {c.network}: {error}.") from error
+        self._features = int(trunk.features)  # type: ignore[arg-type]
+        return trunk
+
+    def _make_head(self) -> nn.Module:
+        kind = Dueling if self.config.dueling else nn.Linear
+        return kind(self._features, self.spaces.actions)
+
+    # ── acting ─────────────────────────────────────────────────────────────────────────────────
+
+    def values(self, obs: Array) -> Array:
+        """Values of the actions in a few states of the current task."""
+        flat = obs.reshape(len(obs), -1).astype(np.float32)
+        return self._network(self.task)[0].act(flat * np.float32(self.factor))
 
     def act(self, obs: Array) -> Array:
-        """The best action for each observation."""
-        with torch.inference_mode():
-            values = self.online(self._input(obs.reshape(len(obs), -1)))
-            best: Array = values.argmax(dim=1).cpu().numpy()
+        """The best action for each observation of the current task."""
+        best: Array = self.values(obs).argmax(axis=1)
         return best
 
-    def learn(self, batch: Batch) -> float:
-        """One step of Adam on the temporal difference; returns the loss."""
-        actions = torch.from_numpy(batch.actions).to(self.device).unsqueeze(1)
-        values = self.online(self._input(batch.states)).gather(1, actions).squeeze(1)
-        loss = self.loss(values, self._goals(batch))
-        assert self.weights.grad is not None
-        self.weights.grad.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step()
-        self.updates += 1
-        if self.config.target_every and self.updates % self.config.target_every == 0:
-            self.target_weights.copy_(self.weights)
-        return float(loss.detach())
+    # ── learning ───────────────────────────────────────────────────────────────────────────────
 
-    @torch.no_grad()
+    def learn(self, batch: Batch) -> float:
+        """One step of Adam on one batch of one task; returns the loss."""
+        online, _ = self._network(batch.task)
+        goals = self._goals(batch)
+        obs = self._input(batch.states)
+        values = online.forward(obs)
+        actions = torch.from_numpy(batch.actions).to(self.device)
+        huber = self.config.loss == "huber"
+        loss, gradient, _ = temporal_difference(values, actions, goals, huber)
+        if batch.imitate and self.teacher is not None:
+            extra, slope = imitation(values, self.teacher.values(obs), self.reuse.temperature)
+            loss, gradient = loss + batch.imitate * extra, gradient.add_(slope, alpha=batch.imitate)
+        if batch.stored is not None and self.memory.alpha:
+            kept = torch.from_numpy(batch.stored).to(self.device)
+            extra, slope = stored_values(values, kept)
+            alpha = self.memory.alpha
+            loss, gradient = loss + alpha * extra, gradient.add_(slope, alpha=alpha)
+        online.backward(gradient)
+        self._step(batch.task)
+        return float(loss)
+
     def _goals(self, batch: Batch) -> Tensor:
-        states = self._input(batch.next_states)
-        judge = self.target if self.config.target_every else self.online
-        following = judge(states)
+        online, target = self._network(batch.task)
+        obs = self._input(batch.next_states)
+        following = (target if self.config.target_every else online).values(obs)
         if self.config.double:
-            best = self.online(states).argmax(dim=1, keepdim=True)
+            best = online.values(obs).argmax(dim=1, keepdim=True)
             following = following.gather(1, best).squeeze(1)
         else:
             following = following.amax(dim=1)
         returns = torch.from_numpy(batch.returns).to(self.device)
-        goals: Tensor = returns + torch.from_numpy(batch.discounts).to(self.device) * following
-        return goals
+        return returns + torch.from_numpy(batch.discounts).to(self.device) * following
+
+    def _step(self, task: str) -> None:
+        """Move the pieces of one task, and let their targets follow when it is time."""
+        pieces = {name: self.pieces[name] for name in self.names(task)}
+        if self.memory.ewc:
+            self.elastic.pull(pieces, self.memory.ewc)
+        if self.config.grad_clip:
+            _clip([piece.grad for piece in pieces.values()], self.config.grad_clip)
+        for piece in pieces.values():
+            piece.step(self.config.lr)
+        self.updates += 1
+        if self.config.target_every and self.updates % self.config.target_every == 0:
+            for piece in self.pieces.values():
+                piece.follow()
 
     def _input(self, obs: Array) -> Tensor:
         tensor = torch.from_numpy(obs).to(self.device, torch.float32)
         return tensor.mul_(self.factor) if self.factor != 1.0 else tensor
 
+    def errors(self, batch: Batch) -> Array:
+        """Temporal differences of a batch, without learning from it."""
+        values = self._network(batch.task)[0].values(self._input(batch.states))
+        actions = torch.from_numpy(batch.actions).to(self.device)
+        found: Array = (
+            temporal_difference(values, actions, self._goals(batch), True)[2].abs().cpu().numpy()
+        )
+        return found
+
+    # ── teaching and remembering ───────────────────────────────────────────────────────────────
+
+    def network(self) -> Columns:
+        """The network of the current task, for a lesson."""
+        trunk, head = self.names(self.task)
+        return {
+            "trunk": self.pieces[trunk].weights.detach().cpu().numpy().copy(),
+            "head": self.pieces[head].weights.detach().cpu().numpy().copy(),
+        }
+
+    def teach(self, network: Columns) -> None:
+        """Take a donor's network of the current task as the teacher."""
+        trunk, head = (
+            Piece(make().to(self.device)) for make in (self._make_trunk, self._make_head)
+        )
+        _copy(network, {"trunk": trunk, "head": head})
+        self.teacher = passes(trunk.module, head.module)
+
+    def adopt(self, network: Columns) -> None:
+        """Start from the donor's weights instead of one's own."""
+        trunk, head = (self.pieces[name] for name in self.names(self.task))
+        _copy(network, {"trunk": trunk, "head": head})
+
+    def consolidate(self, sample: Callable[[], Batch]) -> None:
+        """End of a task: remember which weights mattered to it (EWC)."""
+        if not self.memory.ewc:
+            return
+        online, _ = self._network(self.task)
+        pieces = {name: self.pieces[name] for name in self.names(self.task)}
+        with self.elastic.measuring(pieces) as measure:
+            for _ in range(self.memory.ewc_batches):
+                batch = sample()
+                values = online.forward(self._input(batch.states))
+                actions = torch.from_numpy(batch.actions).to(self.device)
+                _, gradient, _ = temporal_difference(
+                    values, actions, self._goals(batch), self.config.loss == "huber"
+                )
+                online.backward(gradient)
+                measure()
+
+    # ── state ──────────────────────────────────────────────────────────────────────────────────
+
     def state(self) -> Columns:
-        """Weights, target and Adam's memory."""
-        memory = self.optimiser.state.get(self.weights, {})
-        held = {"weights": self.weights, "target": self.target_weights} | memory
-        columns = {name: tensor.detach().cpu().numpy().copy() for name, tensor in held.items()}
-        return columns | {"updates": np.array([self.updates], dtype="<i8")}
+        """Weights, targets and optimisers of all pieces."""
+        held: Columns = {"updates": np.array([self.updates], dtype="<i8")}
+        for name, piece in self.pieces.items():
+            held |= {f"pieces/{name}/{part}": column for part, column in piece.state().items()}
+        return held | {f"elastic/{name}": c for name, c in self.elastic.state().items()}
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
-        for name, tensor in (("weights", self.weights), ("target", self.target_weights)):
-            if state[name].shape != tuple(tensor.shape):
-                raise DamagedData(
-                    f"saved {name} have the shape {state[name].shape}, not {tuple(tensor.shape)}"
-                )
-            with torch.no_grad():
-                tensor.copy_(torch.from_numpy(state[name]))
-        memory = {n: torch.from_numpy(c.copy()) for n, c in state.items() if n in ADAM}
-        self.optimiser.state.clear()
-        if memory:
-            self.optimiser.state[self.weights] = memory
+        groups: dict[str, Columns] = {}
+        for key, column in state.items():
+            if key.startswith("pieces/"):
+                name, _, part = key.removeprefix("pieces/").rpartition("/")
+                groups.setdefault(name, {})[part] = column
+        for name, columns in sorted(groups.items(), reverse=True):  # trunks before heads
+            self._piece(name).restore(columns)
+        elastic = {k.removeprefix("elastic/"): c for k, c in state.items() if "elastic/" in k}
+        self.elastic.restore(elastic)
         self.updates = int(state["updates"][0])
 
 
-ADAM = ("step", "exp_avg", "exp_avg_sq")
+def _copy(network: Columns, pieces: dict[str, Piece]) -> None:
+    """Give pieces the weights of a donor's network, if it is of the same make."""
+    for name, piece in pieces.items():
+        if name not in network or network[name].shape != tuple(piece.weights.shape):
+            raise DamagedData(f"the donor's network has another {name} than this learner")
+    for name, piece in pieces.items():
+        with torch.no_grad():
+            piece.weights.copy_(torch.from_numpy(network[name]))
+        piece.follow()
+
+
+def _clip(gradients: list[Tensor], most: float) -> None:
+    norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
+    if norm > most:
+        for gradient in gradients:
+            gradient.mul_(most / norm)
 
 
 def _device(name: str) -> torch.device:

@@ -25,6 +25,7 @@ class Buffer:
         self.cursor = np.zeros(streams, dtype=np.int64)  # the open row, counted in its region
         self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
         self.base = np.arange(streams, dtype=np.int64) * self.region
+        self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
 
     def __len__(self) -> int:
         """Rows that can be drawn."""
@@ -44,13 +45,22 @@ class Buffer:
         for name in ("action", "reward", "flags"):
             getattr(buffer, name)[:total] = rows[name]
         buffer.cursor[0] = buffer.count[0] = total - 1
+        rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
+        buffer._squares[:] = np.square(rewards).sum(), len(rewards)
         return buffer
+
+    @property
+    def reward_scale(self) -> np.float32:
+        """Root mean square of all rewards so far that were not zero; 1 before the first."""
+        total, number = self._squares
+        return np.float32(np.sqrt(total / number)) if number else np.float32(1)
 
     def clear(self) -> None:
         """Forget all rows."""
         self.cursor[:] = 0
         self.count[:] = 0
         self.flags[:] = 0
+        self._squares[:] = 0
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream."""
@@ -63,7 +73,10 @@ class Buffer:
             row = int(self.base[stream] + self.cursor[stream])
             flags = int(step.flags[stream])
             self.action[row] = actions[stream]
-            self.reward[row] = step.reward[stream]
+            reward = float(step.reward[stream])
+            self.reward[row] = reward
+            if reward:
+                self._squares += reward * reward, 1
             self.flags[row] = flags
             self._advance(stream)
             self._open(stream, step.obs[stream])
@@ -110,6 +123,10 @@ class Buffer:
         following[following % self.region == 0] -= self.region
         return following
 
+    def export_all(self) -> Columns:
+        """All rows, oldest first, every stream closed by a LAST row."""
+        return self.export(len(self.flags))
+
     def export(self, most: int) -> Columns:
         """The newest rows, at most `most`, oldest first, every stream closed by a LAST row."""
         each = most // len(self.base)
@@ -144,6 +161,7 @@ class Buffer:
             "flags": self.flags[:used],
             "cursor": self.cursor.copy(),
             "count": self.count.copy(),
+            "squares": self._squares.copy(),
         }
 
     def restore(self, state: Columns) -> None:
@@ -153,3 +171,4 @@ class Buffer:
         for name in ("action", "reward", "flags"):
             getattr(self, name)[:used] = state[name]
         self.cursor[:], self.count[:] = state["cursor"], state["count"]
+        self._squares[:] = state["squares"]

@@ -1,5 +1,7 @@
 """A lesson: what an agent experienced in one task, ready to be learnt from by another."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from canal_mpi.columns import decode, encode
@@ -10,7 +12,16 @@ LESSON_VERSION = 1
 ROWS = ("state", "action", "reward", "flags")
 
 
-def pack(donor: int, round_: int, task: str, rows: Columns) -> bytes:
+@dataclass(frozen=True)
+class Lesson:
+    """Rows of play with what they came from, and perhaps the donor's network."""
+
+    offer: Offer
+    rows: Columns
+    network: Columns
+
+
+def pack(donor: int, round_: int, task: str, rows: Columns, network: Columns) -> bytes:
     """The rows of a lesson with what they are, compressed, for the wire."""
     if len(task.encode()) > 64:
         raise ValueError(f"task name '{task}' is over 64 bytes long")
@@ -20,18 +31,24 @@ def pack(donor: int, round_: int, task: str, rows: Columns) -> bytes:
         "round": np.array([round_], dtype="<i4"),
         "task": np.array([task.encode()], dtype="S64"),
     }
-    return encode(about | {name: rows[name] for name in ROWS}, pack=True)
+    brain = {f"network/{name}": column for name, column in network.items()}
+    return encode(about | {name: rows[name] for name in ROWS} | brain, pack=True)
 
 
-def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Columns:
-    """The checked rows of the lesson that was offered, or DamagedData with the reason."""
+def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:
+    """The checked lesson that was offered, or DamagedData with the reason."""
     columns = decode(data, limit)
+    network = {name: column for name, column in columns.items() if name.startswith("network/")}
     expected = {"version", "donor", "round", "task", *ROWS}
-    if set(columns) != expected:
+    if columns.keys() - network.keys() != expected:
         raise DamagedData(f"lesson has the columns {sorted(columns)}; expected {sorted(expected)}")
     _check_identity(columns, offer)
     _check_rows(columns, offer, spaces)
-    return {name: columns[name] for name in ROWS}
+    for name, column in network.items():
+        if column.dtype.str != "<f4" or column.ndim != 1 or not np.isfinite(column).all():
+            raise DamagedData(f"lesson's {name} is no vector of finite numbers")
+    brain = {name.removeprefix("network/"): column for name, column in network.items()}
+    return Lesson(offer, {name: columns[name] for name in ROWS}, brain)
 
 
 def _check_identity(columns: Columns, offer: Offer) -> None:
@@ -56,7 +73,7 @@ def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
     _require(flags.dtype == np.uint8 and flags.ndim == 1, "flags", flags)
     if len({len(column) for column in (state, action, reward, flags)}) != 1:
         raise DamagedData("lesson's columns differ in length")
-    if len(action) != offer.rows or offer.rows < 2:
+    if len(action) < 2 or offer.rows not in (-1, len(action)):  # -1: not said before
         raise DamagedData(f"lesson has {len(action)} rows; the offer said {offer.rows}")
     if action.max() >= spaces.actions:
         raise DamagedData(f"lesson holds action {action.max()}; there are {spaces.actions}")

@@ -1,6 +1,6 @@
 """Draws batches: from the agent's own rows, from lessons, or from both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,17 +17,15 @@ class Recipe:
     batch: int
     gamma: float
     n_step: int = 1
-    clip_reward: bool = True
+    reward: str = "clip"
     life_ends: bool = True
 
 
-class Replay:
-    """The rows an agent learns its current task from."""
+class Sampler:
+    """Fills one preallocated batch; its arrays are used again by the next call."""
 
-    def __init__(self, spaces: Spaces, capacity: int, recipe: Recipe, streams: int = 1) -> None:
-        self.spaces, self.recipe = spaces, recipe
-        self.own = Buffer(spaces, capacity, streams)
-        self.lessons: list[Buffer] = []
+    def __init__(self, spaces: Spaces, recipe: Recipe) -> None:
+        self.recipe = recipe
         self.stops = ENDED | LIFE if recipe.life_ends else ENDED
         shape = (recipe.batch, prod(spaces.shape))
         self._batch = Batch(
@@ -38,38 +36,15 @@ class Replay:
             discounts=np.zeros(recipe.batch, dtype=np.float32),
         )
 
-    @property
-    def nbytes(self) -> int:
-        """Memory of the full replay, lessons held now included."""
-        return self.own.nbytes + sum(lesson.nbytes for lesson in self.lessons)
-
-    def begin(self, lessons: Sequence[Columns]) -> None:
-        """Start a task: own rows are forgotten, the given lessons are taken in."""
-        self.own.clear()
-        self.lessons = [Buffer.of_lesson(self.spaces, rows) for rows in lessons]
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is a lesson, or at least a batch of own rows, to learn from."""
-        return bool(self.lessons) or len(self.own) >= self.recipe.batch
-
-    def sample(self, rng: np.random.Generator) -> Batch:
-        """One batch; its arrays are used again by the next call."""
+    def sample(self, parts: Sequence[tuple[Buffer, int]], rng: np.random.Generator) -> Batch:
+        """A batch with so many rows of each buffer."""
         start = 0
-        for buffer, number in self._split(rng):
-            self._fill(buffer, buffer.draw(rng, number), slice(start, start + number))
+        for buffer, number in parts:
+            self.fill(buffer, buffer.draw(rng, number), slice(start, start + number))
             start += number
         return self._batch
 
-    def _split(self, rng: np.random.Generator) -> list[tuple[Buffer, int]]:
-        sources = [source for source in (self.own, *self.lessons) if len(source)]
-        if len(sources) == 1:
-            return [(sources[0], self.recipe.batch)]
-        rows = np.array([len(source) for source in sources], dtype=np.float64)
-        numbers = rng.multinomial(self.recipe.batch, rows / rows.sum())
-        return [(source, int(n)) for source, n in zip(sources, numbers, strict=True) if n]
-
-    def _fill(self, buffer: Buffer, rows: Array, where: slice) -> None:
+    def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
         """Write the n-step transitions that start at `rows` into a part of the batch."""
         batch, recipe = self._batch, self.recipe
         last, flags = rows, buffer.flags[rows]
@@ -89,23 +64,102 @@ class Replay:
         batch.actions[where] = buffer.action[rows]
         batch.returns[where] = returns
         batch.discounts[where] = discounts
+        return batch
 
     def _rewards(self, buffer: Buffer, rows: Array) -> Array:
         rewards: Array = buffer.reward[rows]
-        return np.sign(rewards) if self.recipe.clip_reward else rewards
+        if self.recipe.reward == "clip":
+            return np.sign(rewards)
+        return rewards / buffer.reward_scale if self.recipe.reward == "scale" else rewards
+
+
+class Replay:
+    """The rows an agent learns its current task from."""
+
+    def __init__(self, spaces: Spaces, capacity: int, recipe: Recipe, streams: int = 1) -> None:
+        self.spaces, self.recipe = spaces, recipe
+        self.own = Buffer(spaces, capacity, streams)
+        self.lessons: list[Buffer] = []
+        self.others: dict[str, Buffer] = {}  # lessons of other tasks
+        self.foreign = 1.0  # part of a batch that comes from lessons
+        self.sampler = Sampler(spaces, recipe)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the full replay, lessons held now included."""
+        lessons = [*self.lessons, *self.others.values()]
+        return self.own.nbytes + sum(lesson.nbytes for lesson in lessons)
+
+    def begin(self, lessons: Sequence[Columns], others: Mapping[str, Columns] = {}) -> None:
+        """Start a task: own rows are forgotten, lessons of it and of other tasks taken in."""
+        self.own.clear()
+        self.lessons = [Buffer.of_lesson(self.spaces, rows) for rows in lessons]
+        self.others = {task: Buffer.of_lesson(self.spaces, rows) for task, rows in others.items()}
+        self.foreign = 1.0
+
+    def join(self, rows: Columns) -> None:
+        """Take in rows that another agent played meanwhile; all rows count alike."""
+        self.lessons.append(Buffer.of_lesson(self.spaces, rows))
+        foreign = sum(map(len, self.lessons))
+        self.foreign = foreign / (foreign + len(self.own))
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a lesson, or at least a batch of own rows, to learn from."""
+        return bool(self.lessons) or len(self.own) >= self.recipe.batch
+
+    def sample(self, rng: np.random.Generator) -> Batch:
+        """One batch of the current task."""
+        return self.sampler.sample(self._parts(rng), rng)
+
+    def sample_other(self, rng: np.random.Generator) -> Batch:
+        """One batch of a lesson of another task."""
+        names = sorted(self.others)
+        task = names[int(rng.integers(len(names)))]
+        parts = [(self.others[task], self.recipe.batch)]
+        return self.sampler.sample(parts, rng)._replace(task=task)
+
+    def errors(self, rows: Columns, measure: Callable[[Batch], Array], task: str) -> Array:
+        """The temporal difference of every row."""
+        buffer, size = Buffer.of_lesson(self.spaces, rows), self.recipe.batch
+        found = np.zeros(len(rows["action"]), dtype=np.float32)
+        places = np.flatnonzero((rows["flags"] & LAST) == 0)
+        for start in range(0, len(places), size):
+            some = np.resize(places[start : start + size], size)  # a full batch, ends repeated
+            batch = self.sampler.fill(buffer, some, slice(0, size))
+            found[some] = measure(batch._replace(task=task))
+        return found
+
+    def _parts(self, rng: np.random.Generator) -> list[tuple[Buffer, int]]:
+        """How many rows of each source: lessons get their share, among them by their rows."""
+        batch = self.recipe.batch
+        if not self.lessons:
+            return [(self.own, batch)]
+        own = round(batch * (1 - self.foreign)) if len(self.own) else 0
+        rows = np.array([len(lesson) for lesson in self.lessons], dtype=np.float64)
+        numbers = [batch - own]
+        if len(self.lessons) > 1:
+            numbers = rng.multinomial(batch - own, rows / rows.sum()).tolist()
+        parts = [(self.own, own), *zip(self.lessons, numbers, strict=True)]
+        return [(buffer, number) for buffer, number in parts if number]
 
     def state(self) -> Columns:
         """Own rows and lessons, for a checkpoint."""
         held = {f"own/{name}": column for name, column in self.own.state().items()}
         for k, lesson in enumerate(self.lessons):
-            held |= {f"lesson-{k:06d}/{n}": c for n, c in lesson.export(len(lesson) + 1).items()}
-        return held
+            held |= {f"lesson-{k:06d}/{n}": c for n, c in lesson.export_all().items()}
+        for task, lesson in self.others.items():
+            held |= {f"other-{task}/{n}": c for n, c in lesson.export_all().items()}
+        return held | {"foreign/share": np.array([self.foreign])}
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
         groups: dict[str, Columns] = {}
         for name, column in state.items():
-            group, _, short = name.partition("/")
+            group, _, short = name.rpartition("/")
             groups.setdefault(group, {})[short] = column
-        self.begin([groups[name] for name in sorted(groups) if name != "own"])
+        lessons = [groups[name] for name in sorted(groups) if name.startswith("lesson-")]
+        others = {n.removeprefix("other-"): c for n, c in groups.items() if n.startswith("other-")}
+        self.begin(lessons, others)
         self.own.restore(groups["own"])
+        self.foreign = float(groups["foreign"]["share"][0])

@@ -1,7 +1,8 @@
 """Puts an agent together; the one place that knows every room."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -9,11 +10,26 @@ from canal_mpi import pick, seeding
 from canal_mpi.agent import Agent
 from canal_mpi.config import Job
 from canal_mpi.learn import ALGORITHMS
+from canal_mpi.membuf.memory import Memory
 from canal_mpi.membuf.replay import Recipe, Replay
 from canal_mpi.membuf.share import POLICIES
+from canal_mpi.membuf.similarity import play_embedding
 from canal_mpi.record import Recorder
+from canal_mpi.sharing import Sharing
 from canal_mpi.tasks import LocalEnvs, common_spaces, make_game
-from canal_mpi.types import Beat, Env, EnvMaker, Learner, Link, Sink, Spaces
+from canal_mpi.types import (
+    Array,
+    Batch,
+    Beat,
+    Columns,
+    Embed,
+    Env,
+    EnvMaker,
+    Learner,
+    Link,
+    Sink,
+    Spaces,
+)
 
 
 def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
@@ -30,10 +46,11 @@ def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
     return make
 
 
-def learner(job: Job, agent: int, spaces: Spaces) -> Learner:
+def learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
     """The learner that the job names, with this agent's first weights."""
-    seed = seeding.integer(job.seed, agent, "", "weights")
-    made: Learner = pick.pick("algorithm", job.learn.algorithm, ALGORITHMS)(spaces, job.learn, seed)
+    make = pick.pick("algorithm", job.learn.algorithm, ALGORITHMS)
+    made: Learner = make(spaces, job, partial(seeding.integer, job.seed, agent, ""))
+    made.begin(first_task)
     made.act(np.zeros((1, *spaces.shape), dtype=spaces.dtype))  # what can't work fails here
     return made
 
@@ -41,20 +58,44 @@ def learner(job: Job, agent: int, spaces: Spaces) -> Learner:
 def recipe(job: Job) -> Recipe:
     """How the job turns rows into targets."""
     c = job.learn
-    return Recipe(c.batch, c.gamma, c.n_step, c.clip_reward, c.life_ends)
+    return Recipe(c.batch, c.gamma, c.n_step, c.reward, c.life_ends)
 
 
-def agent(job: Job, number: int, order: Sequence[str], link: Link, sink: Sink, beat: Beat) -> Agent:
+def embedder(job: Job, spaces: Spaces) -> Embed:
+    """How the policy turns play into an embedding."""
+    if job.share.policy == "wasserstein":
+        return lambda rows, sample: play_embedding(rows, spaces.actions)
+
+    def simnet(rows: Columns, sample: Callable[[], Batch]) -> Array:
+        from canal_mpi.learn.simnet import train_simnet
+
+        return train_simnet(spaces, job, sample)
+
+    return simnet
+
+
+def agent(
+    job: Job,
+    number: int,
+    order: Sequence[str],
+    link: Link,
+    sink: Sink,
+    beat: Beat,
+    peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
+) -> Agent:
     """An agent with everything it needs."""
     spaces = common_spaces(job.tasks, job.task)
+    replay = Replay(spaces, job.replay.capacity, recipe(job))
+    record = Recorder(sink, beat, number, spaces.row_bytes)
+    policy = pick.pick("policy", job.share.policy, POLICIES)
     return Agent(
         job,
         number,
         order,
         envs=env_maker(job, spaces),
-        learner=learner(job, number, spaces),
-        replay=Replay(spaces, job.replay.capacity, recipe(job)),
-        link=link,
-        policy=pick.pick("policy", job.share.policy, POLICIES),
-        record=Recorder(sink, beat, number, spaces.row_bytes),
+        learner=learner(job, number, spaces, order[0]),
+        replay=replay,
+        memory=Memory(spaces, job.memory.rows, replay.sampler),
+        sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers),
+        record=record,
     )

@@ -127,11 +127,12 @@ class View:
         )
 
     def _remaining(self) -> str:
-        total = self.rounds * self.frames * len(self.watch.progress)
-        done = sum(p.total_steps for p in self.watch.progress)
+        total = self.rounds * len(self.watch.progress)
+        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self.watch.progress)
         if done < 0.02 * total:
             return "time left: not known yet"
-        return f"about {_duration((monotonic() - self._start) * (total - done) / done)} left"
+        left = max(total - done, 0) / done
+        return f"about {_duration((monotonic() - self._start) * left)} left"
 
     def round_done(self, round_: int, store: Store) -> None:
         """Say what the exchange of a round moved."""

@@ -114,7 +114,8 @@ def _complain(message: str, code: int) -> int:
 def _fail(world: World, message: str, code: int) -> int:
     """One rank's trouble ends them all."""
     logger.error("%s", message)
-    _complain(message, code)
+    if world.witness is None or world.witness.may_speak():
+        _complain(message, code)
     world.abort(code)
     return code
 
@@ -252,7 +253,14 @@ class Run:
             world.watch.on_beat = self.view.refresh
         beat = self._beat
         order = plan.orders[world.rank]
-        return build.agent(plan.job, self.number, order, self._link(), sink, beat)
+        peers = self._peers
+        return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
+
+    def _peers(self, round_: int, task: str) -> list[int]:
+        """Neighbours, both ways, that learn this task in this round too."""
+        both = {(a, b) for a, b in self.plan.edges if (b, a) in self.plan.edges}
+        same = [k for k, order in enumerate(self.plan.orders) if order[round_ - 1] == task]
+        return [k for k in same if (self.number, k) in both]
 
     def _link(self) -> Link:
         if self.world.comm is None or not self.plan.edges:

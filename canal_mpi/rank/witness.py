@@ -20,6 +20,8 @@ class Witness:
 
     def __init__(self, rank: int, host: str) -> None:
         job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}"
+        self._speech = f"{job}-speaks"
+        self._floor: socket.socket | None = None
         read, self._write = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -39,6 +41,11 @@ class Witness:
         """The rank ends in good order."""
         self._send(GOODBYE)
 
+    def may_speak(self) -> bool:
+        """Whether no other rank of this host has already said what is wrong."""
+        self._floor = self._floor or _claim(self._speech)
+        return self._floor is not None
+
     def hush(self) -> None:
         """The rank has said itself what is wrong and takes the others down with it."""
         self._send(HUSH)
@@ -50,6 +57,16 @@ class Witness:
                 os.write(self._write, words + b"\n")
             except BrokenPipeError:
                 self._write = -1
+
+
+def _claim(name: str) -> socket.socket | None:
+    """A name that one process at a time can hold, until it ends; None if another has it."""
+    claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        claim.bind(name)
+    except OSError:
+        return None
+    return claim
 
 
 def _watch(read: int, job: str, first_words: str) -> None:
@@ -66,10 +83,8 @@ def _watch(read: int, job: str, first_words: str) -> None:
         words = lines[-1] if lines else words
         if words == GOODBYE:
             os._exit(0)
-    first = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        first.bind(job)
-    except OSError:
+    first = _claim(job)
+    if first is None:
         os._exit(0)
     if words != HUSH:
         os.write(2, b"canal-mpi: " + words + b"\n")

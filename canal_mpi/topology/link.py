@@ -28,6 +28,10 @@ class SoloLink:
         """Nothing is there to be fetched."""
         return []
 
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+        """There are no peers."""
+        return []
+
 
 class ThreadLink:
     """Round-wise exchange among threads, with the same calls as over MPI."""
@@ -64,6 +68,12 @@ class ThreadLink:
         return [
             Parcel(offer, self._heard[offer.key][1], monotonic() - start, 0.0) for offer in wanted
         ]
+
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+        """Swap messages with agents on the same task."""
+        for agent in peers:
+            self._boxes[self.agent, agent].put((None, data))
+        return [self._boxes[agent, self.agent].get(timeout=60)[1] for agent in peers]
 
 
 Packet = tuple[Offer | None, bytes]

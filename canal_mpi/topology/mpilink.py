@@ -19,7 +19,7 @@ CHUNK = 1 << 22
 HEAD = struct.Struct("<8sQ")
 HEAD_MAGIC = b"CANALMSG"
 DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a refused message
-OFFERS, REQUESTS, LESSON = 11, 12, 13
+OFFERS, REQUESTS, LESSON, TRADE = 11, 12, 13, 14
 SMALL = 1 << 20  # offers and requests
 
 Idle = Callable[[int, str], None]
@@ -138,6 +138,15 @@ class MpiLink:
         self.mail.settle("the exchange of lessons")
         return parcels
 
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+        """Swap messages with agents on the same task, which do the same at the same step."""
+        phase = "sharing inside a task"
+        for agent in peers:
+            self.mail.post(data, agent, TRADE)
+        swapped = [bytes(self.mail.collect(agent, TRADE, self._limit, phase)) for agent in peers]
+        self.mail.settle(phase)
+        return swapped
+
     def _serve(self, agent: int) -> None:
         phase = "the exchange of requests"
         request = decode(self.mail.collect(agent, REQUESTS, SMALL, phase), SMALL).get("keys")
@@ -156,7 +165,14 @@ class MpiLink:
         return Parcel(offer, data, monotonic() - start, waited, refusal)
 
 
-OFFER_COLUMNS = {"round": "<i4", "score": "<f8", "rows": "<i8", "bytes": "<i8", "task": "|S64"}
+OFFER_COLUMNS = {
+    "round": "<i4",
+    "score": "<f8",
+    "rows": "<i8",
+    "bytes": "<i8",
+    "task": "|S64",
+    "embedding": "<f4",
+}
 
 
 def offers_to_columns(offers: Sequence[Offer]) -> Columns:
@@ -168,15 +184,21 @@ def offers_to_columns(offers: Sequence[Offer]) -> Columns:
         "bytes": [offer.bytes for offer in offers],
         "task": [offer.task.encode() for offer in offers],
     }
-    return {name: np.array(values[name], dtype=dtype) for name, dtype in OFFER_COLUMNS.items()}
+    embedding = np.stack([offer.embedding for offer in offers]) if offers else np.zeros((0, 0))
+    columns = {n: np.array(v, dtype=OFFER_COLUMNS[n]) for n, v in values.items()}
+    return columns | {"embedding": embedding.astype("<f4")}
 
 
 def columns_to_offers(columns: Columns, donor: int) -> list[Offer]:
     """Checked offers from the wire."""
     if {name: column.dtype.str for name, column in columns.items()} != OFFER_COLUMNS:
         raise DamagedData(f"offer has the columns {sorted(columns)}")
-    if len({column.shape for column in columns.values()}) != 1 or columns["round"].ndim != 1:
+    embedding = columns["embedding"]
+    shapes = {column.shape for name, column in columns.items() if name != "embedding"}
+    if shapes != {(len(columns["round"]),)} or embedding.shape[:1] not in shapes:
         raise DamagedData("offer's columns differ in length")
+    if embedding.ndim != 2 or not np.isfinite(embedding).all():
+        raise DamagedData("offer's embedding is no vector of finite numbers")
     if (columns["rows"] < 2).any() or (columns["bytes"] < 1).any() or (columns["round"] < 1).any():
         raise DamagedData("offer of an empty lesson")
     try:
@@ -188,4 +210,7 @@ def columns_to_offers(columns: Columns, donor: int) -> list[Offer]:
         tasks,
         strict=True,
     )
-    return [Offer(donor, r, task, score, n, size) for r, score, n, size, task in rows]
+    return [
+        Offer(donor, r, task, score, n, size, embedding[k])
+        for k, (r, score, n, size, task) in enumerate(rows)
+    ]

@@ -1,0 +1,94 @@
+"""A part of the network, its parameters as one vector, with target and optimiser of its own.
+
+A trunk shared by all tasks and the head of one task are pieces; an update moves only the pieces
+that its task uses.
+"""
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from canal_mpi.errors import DamagedData
+from canal_mpi.types import Columns
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """Move the parameters (and their gradients) into one vector, of which they become views."""
+    parts = list(module.parameters())
+    flat = torch.cat([torch.zeros(0), *(part.detach().reshape(-1).cpu() for part in parts)])
+    flat = flat.to(parts[0].device) if parts else flat
+    flat.grad = torch.zeros_like(flat)
+    start = 0
+    for part in parts:
+        end = start + part.numel()
+        part.data = flat[start:end].view_as(part)
+        part.grad = flat.grad[start:end].view_as(part)
+        start = end
+    return flat
+
+
+class Piece:
+    """A module with flat weights; `step` is Adam, in place."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.target = copy.deepcopy(module).requires_grad_(False)
+        self.weights, self.target_weights = flatten(module), flatten(self.target)
+        assert self.weights.grad is not None
+        self.grad = self.weights.grad
+        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
+        self._count = torch.zeros((), device=self.weights.device)
+        self.steps = 0
+
+    def step(self, lr: float) -> None:
+        """One step of Adam along the gradient, by the kernel of torch's fused Adam."""
+        self.steps += 1
+        if not len(self.weights):
+            return  # a trunk without layers
+        torch._fused_adam_(
+            [self.weights],
+            [self.grad],
+            [self.mean],
+            [self.square],
+            [],
+            [self._count.fill_(self.steps)],
+            lr=lr,
+            beta1=BETA1,
+            beta2=BETA2,
+            weight_decay=0.0,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def follow(self) -> None:
+        """Copy the weights to the target."""
+        self.target_weights.copy_(self.weights)
+
+    def state(self) -> Columns:
+        """Everything needed to go on with the same bits."""
+        held = {n: getattr(self, n).cpu().numpy().copy() for n in ("mean", "square")}
+        held |= {"weights": self.weights.detach().cpu().numpy().copy()}
+        held |= {"target": self.target_weights.detach().cpu().numpy().copy()}
+        return held | {"steps": np.array([self.steps], dtype="<i8")}
+
+    @torch.no_grad()
+    def restore(self, state: Columns) -> None:
+        """Take back what `state` gave."""
+        places = {
+            "weights": self.weights,
+            "target": self.target_weights,
+            "mean": self.mean,
+            "square": self.square,
+        }
+        for name, tensor in places.items():
+            if state[name].shape != tuple(tensor.shape):
+                raise DamagedData(
+                    f"saved {name} have the shape {state[name].shape}, not {tuple(tensor.shape)}"
+                )
+            tensor.copy_(torch.from_numpy(state[name]))
+        self.steps = int(state["steps"][0])

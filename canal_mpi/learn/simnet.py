@@ -1,0 +1,61 @@
+"""SimNet: a tiny network, trained from the same first weights everywhere, whose weights or outputs
+after a while on a task tell which tasks are alike."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from canal_mpi.config import Job
+from canal_mpi.learn.dqn import DQN
+from canal_mpi.types import Array, Batch, Spaces
+
+STATES = 256  # random states on which outputs are compared
+
+
+def train_simnet(spaces: Spaces, job: Job, sample: Callable[[], Batch]) -> Array:
+    """Train a SimNet on batches of a task; its embedding."""
+    settings = job.simnet
+    plain = replace(
+        job.learn,
+        network="mlp",
+        widths=(settings.width,),
+        layer_norm=False,
+        dueling=False,
+        identity="single",
+        lr=settings.lr,
+    )
+    quiet = replace(job, learn=plain, memory=replace(job.memory, ewc=0.0))
+    net = DQN(spaces, quiet, lambda name: 0)
+    net.begin("simnet")
+    _normal_weights(net)
+    for _ in range(settings.updates):
+        net.learn(sample()._replace(task="simnet"))
+    return _outputs(net, spaces) if settings.distance == "outputs" else _weights(net)
+
+
+def _normal_weights(net: DQN) -> None:
+    """The original's first weights: normal(0, 1), the same for every agent."""
+    generator = torch.Generator().manual_seed(1)
+    for piece in net.pieces.values():
+        with torch.no_grad():
+            piece.weights.normal_(0, 1, generator=generator)
+        piece.follow()
+
+
+def _weights(net: DQN) -> Array:
+    """All weights, each layer scaled by its number of weights so that none drowns the others."""
+    parts = [piece.weights.detach().cpu().numpy() for piece in net.pieces.values()]
+    return np.concatenate([part / np.sqrt(len(part)) for part in parts]).astype("<f4")
+
+
+def _outputs(net: DQN, spaces: Spaces) -> Array:
+    rng = np.random.Generator(np.random.PCG64(11))
+    shape = (STATES, *spaces.shape)
+    states = (
+        rng.integers(0, 256, shape).astype(np.uint8)
+        if spaces.dtype == "|u1"
+        else rng.normal(size=shape).astype(np.float32)
+    )
+    return net.values(states).astype("<f4").reshape(-1)
