@@ -1,7 +1,7 @@
 """The life of an agent, on one screen: act, store, learn, share, record."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, floor, inf, isnan, nan
 from time import perf_counter
 
@@ -27,7 +27,9 @@ class Training:
     study: int = 0  # updates on lessons before the first own step
     foreign: float = 0.0  # part of a batch that comes from lessons while playing
     imitate: float = 0.0  # weight of imitating the donor
-    goal: float = inf  # stop at this score
+    goal: float = inf  # the donor's score; imitation fades on the way to it
+    stops: bool = False  # whether to stop there
+    looks: bool = False  # whether it may be reached before the first own step
     epsilon: float = 0.0  # probability of a random action at first
 
 
@@ -88,7 +90,7 @@ class Agent:
         for _ in range(how.study):
             self.update()
             self.note_turn()
-        if how.steps and not self.reached(how.goal):
+        if how.steps and not (how.looks and self.reached(how.goal)):
             self.play(how)
         if self.record.unwritten:
             self.record.training(self.epsilon(self.record.env_steps))
@@ -190,7 +192,7 @@ class Agent:
             self.record.probe_steps += env.count
             self.record.beat()
         env.close()
-        return self.sharing.embedding(scratch.own.export_all(), lambda: scratch.sample(rng))
+        return self.sharing.embedding(scratch.own.export_all(), rng)
 
     def learn_from(self, lessons: list[Lesson], before: float) -> float | None:
         """Learn the task with lessons; the score, or None where they made the agent worse."""
@@ -215,11 +217,11 @@ class Agent:
         if not lessons:
             return Training(frames, epsilon=self.job.explore.start)
         best = max(lessons, key=lambda lesson: lesson.offer.score)
-        goal = best.offer.score if reuse.stop_early and best.offer.score > -inf else inf
+        goal = inf if isnan(best.offer.score) else best.offer.score
         steps = round(reuse.frames * frames)
         if reuse.mode == "replay":
             return Training(0, study=self.updates_due(0, frames))
-        mixed = Training(steps, foreign=reuse.share, goal=goal)
+        mixed = Training(steps, foreign=reuse.share, goal=goal, stops=reuse.stop_early)
         if reuse.mode == "mix" or not best.network:
             return mixed
         try:
@@ -228,9 +230,9 @@ class Agent:
             logger.warning("agent %d's network is not used: %s", best.offer.donor, error)
             return mixed
         if reuse.mode == "adopt":
-            return mixed
+            return replace(mixed, looks=True)
         study = round(reuse.study * frames)
-        return Training(steps, study, reuse.share, reuse.imitate, goal)
+        return replace(mixed, study=study, imitate=reuse.imitate, looks=True)
 
     def reached(self, goal: float, done: int = 0) -> bool:
         """Whether a look at the score, if one is due, shows the goal; imitation fades then."""
@@ -241,7 +243,7 @@ class Agent:
         self.record.phase("training")
         if goal > 0 and score > 0:
             self.imitate = self.job.reuse.imitate * max(1 - score / goal, 0) * bool(self.imitate)
-        return score >= goal
+        return self.how.stops and score >= goal
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""

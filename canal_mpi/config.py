@@ -175,7 +175,7 @@ class SimnetConfig:
 
     width: int = setting(5, "units of its hidden layer", 1)
     updates: int = setting(1000, "updates on a task", 0)
-    lr: float = setting(1e-3, "its learning rate", 0, 10)
+    lr: float = setting(1e-4, "its learning rate", 0, 10)
     distance: str = setting("weights", "compare weights or outputs", names=("weights", "outputs"))
 
 

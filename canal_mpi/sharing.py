@@ -13,7 +13,7 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join
 from canal_mpi.membuf.share import Need, Policy, better
 from canal_mpi.record import Recorder
-from canal_mpi.types import LAST, Array, Batch, Columns, Embed, Learner, Link, Offer, Parcel
+from canal_mpi.types import LAST, Array, Columns, Embed, Learner, Link, Offer, Parcel
 
 EMBEDDED = ("simnet", "wasserstein")
 
@@ -71,9 +71,9 @@ class Sharing:
         self.record.received(parcel)
         return lesson
 
-    def embedding(self, rows: Columns, sample: Callable[[], Batch]) -> Array:
+    def embedding(self, rows: Columns, rng: np.random.Generator) -> Array:
         """What the policy compares tasks by; empty where it does not."""
-        return self._embed(rows, sample) if self.compares else np.zeros(0, dtype="<f4")
+        return self._embed(rows, rng) if self.compares else np.zeros(0, dtype="<f4")
 
     # ── offering ───────────────────────────────────────────────────────────────────────────────
 
@@ -86,10 +86,10 @@ class Sharing:
         if len(replay.own):
             rows = self._chosen(replay, learner, rng)
             self.record.sink.save("membuf", f"round-{self.round:02d}-{self.task}", rows)
-            if self.link.audience:
+            if self.link.audience and len(rows["action"]):
                 network = learner.network() if self.job.reuse.network else {}
                 data = pack(self.number, self.round, self.task, rows, network)
-                embedding = self.embedding(rows, lambda: replay.sample(rng))
+                embedding = self.embedding(rows, rng)
                 size = (len(rows["action"]), len(data))
                 offer = Offer(self.number, self.round, self.task, score, *size, embedding)
                 for agent in self.link.audience:

@@ -160,5 +160,5 @@ class Sink(Protocol):
     def flush(self, round_: int) -> None: ...
 
 
-Embed = Callable[[Columns, Callable[[], Batch]], Array]  # rows of play and batches of them
+Embed = Callable[[Columns, np.random.Generator], Array]  # what a task is like, from its rows
 Beat = Callable[[Progress], None]

@@ -217,7 +217,7 @@ def tiny_agent(
     link: Link | None = None,
     sink: MemorySink | None = None,
     policy: Policy = exact,
-    embed: Embed = lambda rows, sample: np.zeros(0, dtype="<f4"),
+    embed: Embed = lambda rows, rng: np.zeros(0, dtype="<f4"),
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
 ) -> Agent:
     """An agent on chains; whatever is not given is a fake that does nothing remarkable."""

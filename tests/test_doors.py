@@ -14,8 +14,8 @@ OWNERS = {
     "mpi4py": ("topology/mpilink.py", "rank/"),
     "torch": ("learn/",),
     "h5py": ("results/",),
-    "gymnasium": ("tasks.py",),
-    "ale_py": ("tasks.py",),
+    "gymnasium": ("tasks/",),
+    "ale_py": ("tasks/",),
     "click": ("cli.py",),
 }
 CELLAR = {"types", "seeding", "errors", "config", "columns", "schema", "log", "pick", "games"}
@@ -107,7 +107,9 @@ def faults(tree: ast.AST) -> list[str]:
 
 
 def test_the_house_is_found() -> None:
-    assert {"agent.py", "cli.py", "tasks.py", "topology/mpilink.py"} <= set(map(name_of, FILES))
+    assert {"agent.py", "cli.py", "tasks/atari.py", "topology/mpilink.py"} <= set(
+        map(name_of, FILES)
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)

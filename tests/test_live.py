@@ -94,7 +94,7 @@ def filled(folder: Path) -> Store:
 
 
 def test_the_ending_lists_agents_and_rounds_in_order(tmp_path: Path) -> None:
-    lines = ending_lines(filled(tmp_path).table("tasks"))
+    lines = ending_lines(filled(tmp_path).table("tasks"), whole_games=True)
     assert [line.split() for line in lines[2:]] == [
         ["0", "1", "Krull", "played", "2665.5", "100.0%"],
         ["0", "2", "CartPole-v1", "from", "agent", "1", "–"],
@@ -105,7 +105,7 @@ def test_the_ending_lists_agents_and_rounds_in_order(tmp_path: Path) -> None:
 
 
 def test_the_ending_of_a_run_without_rows_is_only_its_head(tmp_path: Path) -> None:
-    assert len(ending_lines(store(tmp_path).table("tasks"))) == 2
+    assert len(ending_lines(store(tmp_path).table("tasks"), whole_games=True)) == 2
 
 
 def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,14 +113,17 @@ def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert "2,000 environment steps played, 2,000 saved by lessons" in out
     assert "1 lesson, 2.00 MB moved" in out
-    assert "HNS is too low" not in out
+    assert "No human-normalised scores" not in out
+    assert "100.0%" in out
 
 
-def test_the_ending_says_that_short_evaluations_score_low(
+def test_the_ending_gives_no_human_normalised_score_of_short_evaluations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     view(tmp_path).ending(filled(tmp_path), 1000, 300)
-    assert "HNS is too low here: evaluation episodes were cut after 300" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "No human-normalised scores: evaluation episodes were cut after 300" in out
+    assert "%" not in out
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

@@ -14,16 +14,10 @@ from canal_mpi import tasks
 from canal_mpi.config import TaskConfig, resolve
 from canal_mpi.errors import DamagedData, RankFailed, UsageError
 from canal_mpi.games import TEN_GAMES
-from canal_mpi.tasks import (
-    AtariGame,
-    Game,
-    GymGame,
-    LocalEnvs,
-    atari_games,
-    canonical,
-    common_spaces,
-    make_game,
-)
+from canal_mpi.tasks import canonical, common_spaces, make_game
+from canal_mpi.tasks.atari import AtariGame, atari_games
+from canal_mpi.tasks.gym import GymGame
+from canal_mpi.tasks.local import Game, LocalEnvs
 from canal_mpi.types import CUT, ENDED, LIFE, Array, Columns, Spaces
 
 atari = pytest.mark.atari

@@ -22,7 +22,6 @@ from canal_mpi.learn.passes import Passes, passes
 from canal_mpi.learn.piece import Piece
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
-
 SEEDING = Lock()  # torch has one random stream for all threads
 
 

@@ -33,7 +33,7 @@ def join(rows: Columns, pieces: list[Piece]) -> Columns:
 
 def _within(order: Array, pieces: list[Piece], most: int) -> list[Piece]:
     """The first pieces in that order that fit into `most` rows, oldest first again."""
-    sizes = np.array([b - a + 1 for a, b in pieces])[order]
+    sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
     fitting = order[np.cumsum(sizes) <= most]
     return [pieces[k] for k in sorted(fitting.tolist())]
 
@@ -69,5 +69,5 @@ def choose(
     """At most `most` of the rows, in segments, chosen by `how`."""
     if len(rows["flags"]) <= most:
         return rows
-    pieces = cut(rows["flags"])
+    pieces = cut(rows["flags"], min(LENGTH, most - 1)) if most > 1 else []
     return join(rows, _within(how(pieces, worth, rng), pieces, most))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from canal_mpi import pick
-from canal_mpi.types import Array, Columns
+from canal_mpi.types import LAST, Array, Columns
 
 DIRECTIONS, QUANTILES = 64, 16
 
@@ -46,16 +46,17 @@ def play_embedding(rows: Columns, actions: int) -> Array:
     those of a fixed reference, are the embedding. Euclidean distance between two embeddings is the
     sliced Wasserstein-2 distance of the samples.
     """
-    state = rows["state"].reshape(len(rows["action"]), -1).astype(np.float32)
+    moves = (rows["flags"] & LAST) == 0
+    state = rows["state"][moves].reshape(int(moves.sum()), -1).astype(np.float32)
     scale = 255.0 if rows["state"].dtype == np.uint8 else 1.0
-    chosen = np.eye(actions, dtype=np.float32)[rows["action"]]
-    reward = np.sign(rows["reward"]).astype(np.float32)[:, None]
+    chosen = np.eye(actions, dtype=np.float32)[rows["action"][moves]]
+    reward = np.sign(rows["reward"][moves]).astype(np.float32)[:, None]
     points = np.concatenate([state / scale, chosen / actions, reward], axis=1)
     rng = np.random.Generator(np.random.PCG64(7))
     directions = rng.normal(size=(points.shape[1], DIRECTIONS)).astype(np.float32)
     directions /= np.linalg.norm(directions, axis=0)
     levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    reference = np.quantile(0.5 * directions.sum(axis=0), 0.5)
+    reference = 0.5 * directions.sum(axis=0)  # all weight on the middle of the unit cube
     quantiles = np.quantile(points @ directions, levels, axis=0) - reference
     embedding: Array = (quantiles / np.sqrt(quantiles.size)).astype("<f4").reshape(-1)
     return embedding

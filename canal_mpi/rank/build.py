@@ -10,16 +10,17 @@ from canal_mpi import pick, seeding
 from canal_mpi.agent import Agent
 from canal_mpi.config import Job
 from canal_mpi.learn import ALGORITHMS
+from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.memory import Memory
-from canal_mpi.membuf.replay import Recipe, Replay
+from canal_mpi.membuf.replay import Recipe, Replay, Sampler
 from canal_mpi.membuf.share import POLICIES
 from canal_mpi.membuf.similarity import play_embedding
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
-from canal_mpi.tasks import LocalEnvs, common_spaces, make_game
+from canal_mpi.tasks import common_spaces, make_game
+from canal_mpi.tasks.local import LocalEnvs
 from canal_mpi.types import (
     Array,
-    Batch,
     Beat,
     Columns,
     Embed,
@@ -64,12 +65,15 @@ def recipe(job: Job) -> Recipe:
 def embedder(job: Job, spaces: Spaces) -> Embed:
     """How the policy turns play into an embedding."""
     if job.share.policy == "wasserstein":
-        return lambda rows, sample: play_embedding(rows, spaces.actions)
+        return lambda rows, rng: play_embedding(rows, spaces.actions)
 
-    def simnet(rows: Columns, sample: Callable[[], Batch]) -> Array:
+    sampler = Sampler(spaces, replace(recipe(job), gamma=0.0, n_step=1))
+
+    def simnet(rows: Columns, rng: np.random.Generator) -> Array:
         from canal_mpi.learn.simnet import train_simnet
 
-        return train_simnet(spaces, job, sample)
+        parts = [(Buffer.of_lesson(spaces, rows), job.learn.batch)]
+        return train_simnet(spaces, job, lambda: sampler.sample(parts, rng))
 
     return simnet
 

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from math import isfinite, isnan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -169,10 +169,12 @@ class View:
         """The table of what was learnt from whom, and what to type next."""
         self._erase()
         tasks, ledger = store.table("tasks"), store.table("exchange")
-        for line in ending_lines(tasks):
+        for line in ending_lines(tasks, whole_games=cap >= WHOLE_GAME):
             self.say(line)
         if cap < WHOLE_GAME:
-            self.say(f" HNS is too low here: evaluation episodes were cut after {cap} steps.")
+            self.say(
+                f" No human-normalised scores: evaluation episodes were cut after {cap} steps."
+            )
         played, turns = int(tasks["env_steps"].sum()), frames * len(tasks["agent"])
         lessons = ledger["kind"] == b"lesson"
         count = int(lessons.sum())
@@ -183,14 +185,14 @@ class View:
         )
 
 
-def ending_lines(tasks: dict[str, Any]) -> list[str]:
-    """One line an agent and task: its source, score and human-normalised score."""
+def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
+    """One line an agent and task: its source, score and, of whole games, the HNS."""
     lines = ["", f" agent  round  task            source         {'score':>9}     HNS"]
     for k in np.lexsort((tasks["round"], tasks["agent"])):
         task, score = tasks["task"][k].decode(), float(tasks["score"][k])
         donors = tasks["donors"][k].decode()
         source = f"from agent {donors}" if donors else "played"
-        hns = human_normalised(task, score)
+        hns = human_normalised(task, score) if whole_games else nan
         lines.append(
             f" {tasks['agent'][k]:>4}   {tasks['round'][k]:>4}   {task:<15.15} {source:<14} "
             f"{_number(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()

@@ -311,10 +311,23 @@ class Run:
         self.view.event("finished")
         job = self.plan.job
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
-        folder = self.plan.folder
-        self.view.say(
-            f"Results: {folder}/run.h5 (HDF5)\n"
-            f"  canal-mpi config --job {folder}/job.toml    the job as it ran\n"
-            f'  h5dump -H {folder}/run.h5   or   python -c "import h5py; '
-            f"print(list(h5py.File('{folder}/run.h5')['tasks']))\""
+        folder = _short_path(self.plan.folder)
+        again = "".join(f" --job {name}" for name in (self.request.job_file,) if name)
+        start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
+        sharing = bool(self.plan.edges)
+        other = (
+            f"{start}canal-mpi train{again} --share none"
+            if sharing
+            else (f"mpirun -np 5 canal-mpi train{again}")
         )
+        self.view.say(
+            f"Results: {folder}/run.h5\nNext:\n"
+            f"  {other:<60} {'the same without sharing' if sharing else 'five that share'}\n"
+            f"  {f'canal-mpi config --job {folder}/job.toml':<60} the job as it ran"
+        )
+
+
+def _short_path(path: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

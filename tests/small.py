@@ -1,0 +1,244 @@
+"""A tiny world for tests: a corridor to walk along, lessons of it, links and sinks in memory."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from canal_mpi.agent import Agent
+from canal_mpi.config import Job, resolve
+from canal_mpi.learn.dqn import DQN
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.lesson import pack
+from canal_mpi.rank import build
+from canal_mpi.schema import Rows
+from canal_mpi.topology.link import SoloLink
+from canal_mpi.types import (
+    CUT,
+    ENDED,
+    LAST,
+    Array,
+    Batch,
+    Columns,
+    Link,
+    Offer,
+    Parcel,
+    Progress,
+    Spaces,
+    Step,
+)
+
+PLACES = 5
+WALK = Spaces((PLACES,), "<f4", 2)
+RIGHT, LEFT = "SmallRight-v0", "SmallLeft-v0"
+WAY = {RIGHT: 1, LEFT: 0}  # the action that leads to the goal
+
+
+class Walk(gymnasium.Env[Array, np.int64]):
+    """Places in a row; one action goes on, the other back; the far end pays 2 and ends."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (PLACES,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, way: int = 1) -> None:
+        self.way, self.place = way, 0
+
+    def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
+        self.place = 0
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, object]]:
+        self.place = max(self.place + (1 if action == self.way else -1), 0)
+        over = self.place == PLACES - 1
+        return self._look(), 2.0 if over else 0.0, over, False, {}
+
+    def _look(self) -> Array:
+        look: Array = np.eye(PLACES, dtype=np.float32)[self.place]
+        return look
+
+
+for task, way in WAY.items():
+    gymnasium.register(task, "small:Walk", disable_env_checker=True, kwargs={"way": way})
+
+
+class Sink(Rows):
+    """Keeps rows, and the arrays that were saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[str, list[dict[str, Any]]] = {}
+        self.saved: dict[tuple[str, str], Columns] = {}
+
+    def add(self, table: str, **values: float | int | str) -> None:
+        super().add(table, **values)
+        self.rows.setdefault(table, []).append(values)
+
+    def save(self, kind: str, name: str, columns: Columns) -> None:
+        self.saved[kind, name] = {name: column.copy() for name, column in columns.items()}
+
+    def kinds(self) -> list[str]:
+        """The kinds of the ledger's rows, in their order."""
+        return [str(row["kind"]) for row in self.rows.get("exchange", [])]
+
+
+class Donors:
+    """A link that offers the given parcels and notes what is fetched, published and traded."""
+
+    def __init__(self, parcels: Sequence[Parcel] = (), answers: Sequence[bytes] = ()) -> None:
+        self.agent, self.waited = 0, 0.0
+        self.audience: Sequence[int] = (1,)
+        self.parcels, self.answers = list(parcels), list(answers)
+        self.fetched: list[tuple[int, int]] = []
+        self.published: list[tuple[Offer | None, bytes]] = []
+        self.traded: list[bytes] = []
+
+    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
+        self.published.append((offer, data))
+        return []
+
+    def offers(self) -> list[Offer]:
+        return [parcel.offer for parcel in self.parcels]
+
+    def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
+        keys = [offer.key for offer in wanted]
+        self.fetched += keys
+        return [parcel for parcel in self.parcels if parcel.offer.key in keys]
+
+    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+        self.traded.append(data)
+        return [self.answers.pop(0) if self.answers else b"" for _ in peers]
+
+
+def small_job(**settings: Any) -> Job:
+    """A job of two walks; `learn__batch=4` sets learn.batch."""
+    flags: dict[str, Any] = {
+        "tasks": [RIGHT, LEFT],
+        "order": "same",
+        "train.frames": 40,
+        "train.log_every": 10,
+        "replay.capacity": 500,
+        "learn.widths": [8],
+        "learn.batch": 4,
+        "learn.starts": 4,
+        "learn.target_every": 10,
+        "explore.decay": 20.0,
+        "memory.rows": 200,
+        "share.probe": 30,
+        "simnet.updates": 5,
+        "evaluation.episodes": 1,
+        "evaluation.max_steps": 12,
+        "evaluation.epsilon": 0.0,
+    }
+    flags |= {key.replace("__", "."): value for key, value in settings.items()}
+    return resolve(flags, environ={})
+
+
+def small_agent(
+    job: Job,
+    order: Sequence[str] = (RIGHT,),
+    link: Link | None = None,
+    sink: Sink | None = None,
+    number: int = 0,
+    peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
+) -> Agent:
+    """An agent as a run builds it, on walks."""
+
+    def beat(progress: Progress) -> None:
+        pass
+
+    return build.agent(job, number, order, link or SoloLink(), sink or Sink(), beat, peers)
+
+
+def learner(agent: Agent) -> DQN:
+    """The agent's learner, which is a DQN."""
+    assert isinstance(agent.learner, DQN)
+    return agent.learner
+
+
+def small_dqn(job: Job, task: str = RIGHT, spaces: Spaces = WALK) -> DQN:
+    """A learner that has begun a task."""
+    made = DQN(spaces, job, lambda name: 1 + len(name))
+    made.begin(task)
+    return made
+
+
+def random_batch(
+    seed: int, size: int = 8, spaces: Spaces = WALK, task: str = RIGHT, scale: float = 1.0
+) -> Batch:
+    """States, actions and targets that mean nothing."""
+    rng = np.random.default_rng(seed)
+    width = int(np.prod(spaces.shape))
+    return Batch(
+        rng.normal(size=(size, width)).astype(np.float32),
+        rng.integers(spaces.actions, size=size),
+        (scale * rng.normal(size=size)).astype(np.float32),
+        rng.normal(size=(size, width)).astype(np.float32),
+        np.where(rng.random(size) < 0.2, 0, 0.97).astype(np.float32),
+        task,
+    )
+
+
+def played(steps: int, flags: dict[int, int] | None = None, spaces: Spaces = WALK) -> Columns:
+    """Rows of play in which move k starts in a state filled with k; `flags` by move."""
+    buffer, flags = Buffer(spaces, 2 * steps + 2), flags or {}
+    buffer.start(np.zeros((1, *spaces.shape), dtype=spaces.dtype))
+    for k in range(steps):
+        mark = flags.get(k, 0)
+        play_into(buffer, k, mark)
+    return buffer.export_all()
+
+
+def play_into(buffer: Buffer, k: int, mark: int = 0) -> None:
+    """Move k: from a state full of k to one of k + 1 (or of -1 where the episode is over)."""
+    shape, dtype = buffer.spaces.shape, buffer.spaces.dtype
+    start = np.full((1, *shape), k + 1, dtype=dtype)
+    obs = np.full((1, *shape), -1, dtype=dtype) if mark & (ENDED | CUT) else start
+    step = Step(obs, np.array([k % 7 - 3.0]), np.array([mark], dtype=np.uint8), start)
+    buffer.add(np.array([k % buffer.spaces.actions]), step)
+
+
+def moves(rows: Columns) -> list[int]:
+    """The numbers of the moves in rows that `played` made."""
+    real = (rows["flags"] & LAST) == 0
+    return [int(number) for number in rows["state"].reshape(len(real), -1)[real, 0]]
+
+
+def walked(task: str, steps: int, wise: bool = True) -> Columns:
+    """Rows of a walk, straight to the goal or the wrong way only."""
+    env, buffer = Walk(WAY[task]), Buffer(WALK, steps)
+    buffer.start(env.reset()[0][None])
+    action = WAY[task] if wise else 1 - WAY[task]
+    for _ in range(steps):
+        obs, reward, over, _, _ = env.step(np.int64(action))
+        start = env.reset()[0] if over else obs
+        flags = np.array([ENDED if over else 0], dtype=np.uint8)
+        buffer.add(np.array([action]), Step(obs[None], np.array([reward]), flags, start[None]))
+    return buffer.export_all()
+
+
+def parcel(
+    task: str = RIGHT,
+    rows: Columns | None = None,
+    donor: int = 1,
+    round_: int = 1,
+    score: float = 2.0,
+    network: Columns | None = None,
+    embedding: Array | None = None,
+) -> Parcel:
+    """A lesson as a donor would send it."""
+    rows = walked(task, 60) if rows is None else rows
+    data = pack(donor, round_, task, rows, network or {})
+    held = np.zeros(0, dtype="<f4") if embedding is None else embedding
+    offer = Offer(donor, round_, task, score, len(rows["action"]), len(data), held)
+    return Parcel(offer, data, 0.1, 0.0)
+
+
+def expert(job: Job, task: str = RIGHT) -> Columns:
+    """The network of a donor that knows the way: its head prefers one action everywhere."""
+    donor = small_dqn(job, task)
+    head = donor.pieces[donor.names(task)[1]]
+    head.weights.zero_()
+    head.weights[-2:] = 0.0
+    head.weights[len(head.weights) - WALK.actions + WAY[task]] = 1.0
+    return donor.network()

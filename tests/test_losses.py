@@ -1,0 +1,98 @@
+"""Losses against torch's autograd of the textbook formula, and against numbers done by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
+
+
+def _values(seed: int = 0, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    values = scale * torch.randn(16, 5, generator=generator, dtype=torch.float64)
+    actions = torch.randint(5, (16,), generator=generator)
+    goals = scale * torch.randn(16, generator=generator, dtype=torch.float64)
+    return values, actions, goals
+
+
+def _autograd(values: Tensor, loss: Tensor) -> Tensor:
+    (gradient,) = torch.autograd.grad(loss, values)
+    return gradient
+
+
+@pytest.mark.parametrize("huber", [True, False])
+def test_the_temporal_difference_agrees_with_autograd(huber: bool) -> None:
+    values, actions, goals = _values()
+    leaf = values.clone().requires_grad_()
+    taken = leaf[torch.arange(16), actions]
+    textbook = functional.smooth_l1_loss if huber else functional.mse_loss
+    expected = textbook(taken, goals)
+    loss, gradient, difference = temporal_difference(values, actions, goals, huber)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, _autograd(leaf, expected))
+    torch.testing.assert_close(difference, (taken - goals).detach())
+    assert (difference.abs() > 1).any() and (difference.abs() < 1).any()  # both parts of Huber
+
+
+def test_huber_by_hand_is_a_parabola_near_and_a_line_far() -> None:
+    values = torch.tensor([[1.0, 5.0], [0.0, 2.0]])
+    actions, goals = torch.tensor([0, 1]), torch.tensor([0.5, 5.0])
+    loss, gradient, difference = temporal_difference(values, actions, goals, True)
+    assert difference.tolist() == [0.5, -3.0]
+    assert float(loss) == pytest.approx((0.125 + 2.5) / 2)
+    assert gradient.tolist() == [[0.25, 0.0], [0.0, -0.5]]
+
+
+def test_mse_by_hand_is_the_mean_of_the_squares() -> None:
+    values = torch.tensor([[1.0, 5.0], [0.0, 2.0]])
+    actions, goals = torch.tensor([0, 1]), torch.tensor([0.5, 5.0])
+    loss, gradient, _ = temporal_difference(values, actions, goals, False)
+    assert float(loss) == pytest.approx((0.25 + 9.0) / 2)
+    assert gradient.tolist() == [[0.5, 0.0], [0.0, -3.0]]
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 3.0])
+def test_imitation_agrees_with_autograd_of_the_divergence(temperature: float) -> None:
+    values, teacher = _values(1)[0], _values(2)[0]
+    leaf = values.clone().requires_grad_()
+    student = functional.log_softmax(leaf / temperature, 1)
+    wanted = functional.softmax(teacher / temperature, 1)
+    expected = functional.kl_div(student, wanted, reduction="batchmean")
+    loss, gradient = imitation(values, teacher, temperature)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, _autograd(leaf, expected))
+
+
+def test_imitation_by_hand() -> None:
+    # temperature 2: the teacher plays (3/4, 1/4), the student (1/2, 1/2)
+    teacher = torch.tensor([[2 * math.log(3.0), 0.0]])
+    loss, gradient = imitation(torch.tensor([[7.0, 7.0]]), teacher, 2.0)
+    assert float(loss) == pytest.approx(0.1308120, abs=1e-6)  # 3/4 ln(3/2) + 1/4 ln(1/2)
+    assert gradient[0].tolist() == pytest.approx([-0.125, 0.125])
+
+
+def test_a_student_that_plays_like_its_teacher_has_nothing_to_imitate() -> None:
+    values = _values()[0]
+    loss, gradient = imitation(values, values + 3.0, 0.5)
+    assert float(loss) == pytest.approx(0, abs=1e-12)
+    assert float(gradient.abs().max()) < 1e-12
+
+
+def test_stored_values_agree_with_autograd() -> None:
+    values, stored = _values(3)[0], _values(4)[0]
+    leaf = values.clone().requires_grad_()
+    expected = functional.mse_loss(leaf, stored)
+    loss, gradient = stored_values(values, stored)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, _autograd(leaf, expected))
+
+
+def test_stored_values_by_hand() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    stored = torch.tensor([[0.0, 2.0], [5.0, 4.0]])
+    loss, gradient = stored_values(values, stored)
+    assert float(loss) == 1.25  # (1 + 0 + 4 + 0) / 4
+    assert gradient.tolist() == [[0.5, 0.0], [-1.0, 0.0]]

@@ -1,0 +1,162 @@
+"""What an agent keeps of old tasks: bounded, balanced, with the values it gave then."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from small import LEFT, RIGHT, WALK, Sink, learner, played, small_agent, small_job
+
+from canal_mpi.membuf.memory import Memory
+from canal_mpi.membuf.replay import Recipe, Sampler
+from canal_mpi.types import CUT, LAST, Array, Batch
+
+
+def _memory(most: int = 600, batch: int = 8) -> Memory:
+    return Memory(WALK, most, Sampler(WALK, Recipe(batch, 0.9)))
+
+
+def _rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _marks(states: Array) -> Array:
+    """Values that tell which state they belong to."""
+    return np.stack([states[:, 0] * 10, states[:, 0] * 10 + 1], axis=1)
+
+
+def _filled(tasks: int = 4, most: int = 600) -> Memory:
+    memory = _memory(most)
+    for k in range(tasks):
+        memory.keep(f"task-{k}", played(1000, {300: CUT}), _marks, _rng(k))
+    return memory
+
+
+def test_all_tasks_together_stay_within_the_bound() -> None:
+    memory = _memory(600)
+    for k in range(6):
+        memory.keep(f"task-{k}", played(1000), _marks, _rng(k))
+        assert sum(len(past.rows["flags"]) for past in memory.tasks.values()) <= 600
+    assert len(memory.tasks) == 6
+
+
+def test_every_task_has_the_same_room() -> None:
+    memory = _memory(816)
+    for k in range(4):
+        memory.keep(f"task-{k}", played(1000), _marks, _rng(k))
+    assert [len(past.rows["flags"]) for past in memory.tasks.values()] == [204] * 4
+
+
+def test_a_small_task_is_kept_whole() -> None:
+    memory = _memory(600)
+    memory.keep("short", played(20), _marks, _rng())
+    memory.keep("long", played(1000), _marks, _rng())
+    assert len(memory.tasks["short"].rows["flags"]) == 21
+
+
+def test_a_task_that_comes_again_replaces_its_old_rows() -> None:
+    memory = _filled(tasks=2)
+    memory.keep("task-0", played(30), _marks, _rng())
+    assert len(memory.tasks["task-0"].rows["flags"]) == 31
+    assert sorted(memory.tasks) == ["task-0", "task-1"]
+
+
+def test_old_tasks_are_drawn_equally_often_whatever_their_size() -> None:
+    memory = _memory(1000)
+    for k, steps in enumerate((20, 1000, 150)):
+        memory.keep(f"task-{k}", played(steps), _marks, _rng(k))
+    rng = _rng(5)
+    drawn = Counter(batch.task for _ in range(3000) if (batch := memory.sample("new", rng)))
+    assert sum(drawn.values()) == 3000
+    assert all(900 < number < 1100 for number in drawn.values())
+
+
+def test_the_current_task_is_never_rehearsed() -> None:
+    memory, rng = _filled(tasks=3), _rng()
+    drawn = {batch.task for _ in range(200) if (batch := memory.sample("task-1", rng))}
+    assert drawn == {"task-0", "task-2"}
+
+
+def test_without_another_task_there_is_nothing_to_rehearse() -> None:
+    assert _memory().sample("task-0", _rng()) is None
+    assert _filled(tasks=1).sample("task-0", _rng()) is None
+
+
+def test_stored_values_belong_to_the_drawn_states() -> None:
+    memory, rng = _filled(), _rng()
+    for _ in range(50):
+        batch = memory.sample("new", rng)
+        assert batch is not None and batch.stored is not None
+        np.testing.assert_array_equal(batch.stored, _marks(batch.states))
+        assert (batch.states[:, 0] >= 0).all()  # never a state that only closes a segment
+
+
+def test_values_stay_those_of_the_time_they_were_stored() -> None:
+    memory = _memory()
+    memory.keep("old", played(1000), lambda states: np.full((len(states), 2), 1.0), _rng())
+    memory.keep("new", played(1000), lambda states: np.full((len(states), 2), 2.0), _rng())
+    assert set(memory.tasks["old"].rows["values"].reshape(-1).tolist()) == {1.0}
+    assert set(memory.tasks["new"].rows["values"].reshape(-1).tolist()) == {2.0}
+
+
+def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> None:
+    agent, sink = small_agent(small_job(), (RIGHT, LEFT), sink=(sink := Sink())), sink
+    dqn, seen = learner(agent), []
+
+    def after_first(kind: str, name: str, columns: dict[str, Array]) -> None:
+        if kind == "checkpoints":
+            past = agent.memory.tasks[RIGHT]
+            dqn.task, task = RIGHT, dqn.task
+            seen.append((dqn.values(past.rows["state"]), past.rows["values"].copy()))
+            dqn.task = task
+
+    sink.save = after_first  # type: ignore[method-assign]
+    agent.run()
+    (now, stored), (later, kept) = seen
+    np.testing.assert_allclose(stored, now, rtol=0, atol=1e-6)
+    assert np.abs(later - now[: len(later)]).max() > 1e-6  # the learner moved on
+    assert len(kept) <= 100
+
+
+def test_segments_are_never_joined_over_a_cut() -> None:
+    memory, rng = _filled(tasks=2), _rng()
+    for past in memory.tasks.values():
+        assert past.rows["flags"][-1] == LAST
+    for _ in range(50):
+        batch = memory.sample("new", rng)
+        assert batch is not None
+        ahead = batch.next_states[:, 0] - batch.states[:, 0]
+        cut = batch.states[:, 0] == 300
+        assert (ahead[~cut] == 1).all() and (batch.next_states[cut] == -1).all()
+
+
+def _draws(memory: Memory) -> list[Batch]:
+    rng, found = _rng(9), []
+    for _ in range(20):
+        batch = memory.sample("new", rng)
+        assert batch is not None and batch.stored is not None
+        found.append(batch._replace(states=batch.states.copy(), returns=batch.returns.copy()))
+    return found
+
+
+def test_a_restored_memory_draws_the_same() -> None:
+    one, two = _filled(), _filled(tasks=2)
+    two.restore(one.state())
+    for a, b in zip(_draws(one), _draws(two), strict=True):
+        assert a.task == b.task and a.stored is not None and b.stored is not None
+        np.testing.assert_array_equal(a.states, b.states)
+        np.testing.assert_array_equal(a.stored, b.stored)
+        np.testing.assert_array_equal(a.returns, b.returns)
+
+
+@pytest.mark.parametrize("name", ["ALE/Pong-v5", "plugins:Walk-v0", "a b"])
+def test_a_task_of_any_name_comes_back(name: str) -> None:
+    one, two = _memory(), _memory()
+    one.keep(name, played(40), _marks, _rng())
+    two.restore(one.state())
+    assert list(two.tasks) == [name]
+
+
+def test_a_bound_of_less_than_a_segment_still_keeps_something() -> None:
+    memory = _memory(40)
+    memory.keep("old", played(1000), _marks, _rng())
+    assert 2 <= len(memory.tasks["old"].rows["flags"]) <= 40

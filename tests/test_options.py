@@ -1,0 +1,687 @@
+"""Every option reaches the code that it names: each test fails if the option is ignored."""
+
+from collections.abc import Callable
+from math import nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from small import (
+    LEFT,
+    RIGHT,
+    WALK,
+    WAY,
+    Donors,
+    Sink,
+    expert,
+    learner,
+    parcel,
+    played,
+    random_batch,
+    small_agent,
+    small_dqn,
+    small_job,
+    walked,
+)
+
+from canal_mpi.agent import Agent
+from canal_mpi.config import Job
+from canal_mpi.errors import DamagedData
+from canal_mpi.learn.dqn import DQN
+from canal_mpi.learn.losses import imitation
+from canal_mpi.learn.simnet import train_simnet
+from canal_mpi.membuf.lesson import unpack
+from canal_mpi.membuf.segments import CHOOSERS, choose
+from canal_mpi.types import LIFE, Array, Batch, Columns, Offer
+
+
+def _set_head(dqn: DQN, biases: list[float], target: list[float] | None = None) -> None:
+    """Make the network give the same values everywhere."""
+    head = dqn.pieces[dqn.names(dqn.task)[1]]
+    for weights, wanted in ((head.weights, biases), (head.target_weights, target or biases)):
+        weights.zero_()
+        weights[-len(wanted) :] = torch.tensor(wanted)
+
+
+def _values(dqn: DQN, task: str) -> Array:
+    dqn.begin(task)
+    return dqn.values(np.eye(5, dtype=np.float32))
+
+
+class _Run:
+    """An agent's run with everything worth asking about it."""
+
+    def __init__(
+        self,
+        job: Job,
+        link: Donors | None = None,
+        order: tuple[str, ...] = (RIGHT,),
+        prepare: Callable[[Agent], None] = lambda agent: None,
+        peers: tuple[int, ...] = (),
+    ) -> None:
+        self.sink, self.link = Sink(), link or Donors()
+        agent = small_agent(job, order, self.link, self.sink, peers=lambda round_, task: peers)
+        self.agent, self.dqn = agent, learner(agent)
+        self.batches: list[Batch] = []
+        self.taught: set[bool] = set()  # whether there was a teacher at each update
+        learn = self.dqn.learn
+
+        def spy(batch: Batch) -> float:
+            self.batches.append(batch)
+            self.taught.add(self.dqn.teacher is not None)
+            return learn(batch)
+
+        self.dqn.learn = spy  # type: ignore[method-assign]
+        prepare(agent)
+        agent.run()
+
+    def task(self, round_: int = 1) -> dict[str, Any]:
+        return self.sink.rows["tasks"][round_ - 1]
+
+
+def _lesson(job: Job, score: float = 2.0, task: str = RIGHT) -> Donors:
+    return Donors([parcel(task, score=score, network=expert(job, task))])
+
+
+# ── learn ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_layer_norm_adds_a_scale_and_a_shift_for_every_unit() -> None:
+    sizes = [
+        len(small_dqn(small_job(learn__layer_norm=on)).pieces["trunk"].weights)
+        for on in (False, True)
+    ]
+    assert sizes == [5 * 8 + 8, 5 * 8 + 8 + 2 * 8]
+
+
+def test_dueling_gives_the_head_a_value_of_its_own() -> None:
+    sizes = [
+        len(small_dqn(small_job(learn__dueling=on)).pieces[f"head/{RIGHT}"].weights)
+        for on in (False, True)
+    ]
+    assert sizes == [8 * 2 + 2, 8 * 2 + 2 + 8 + 1]
+
+
+@pytest.mark.parametrize(
+    ("identity", "pieces"),
+    [
+        ("single", {"trunk", "head"}),
+        ("heads", {"trunk", f"head/{RIGHT}", f"head/{LEFT}"}),
+        ("separate", {f"trunk/{RIGHT}", f"trunk/{LEFT}", f"head/{RIGHT}", f"head/{LEFT}"}),
+    ],
+)
+def test_the_identity_decides_what_tasks_share(identity: str, pieces: set[str]) -> None:
+    dqn = small_dqn(small_job(learn__identity=identity))
+    right, left = _values(dqn, RIGHT), _values(dqn, LEFT)
+    head = dqn.pieces[dqn.names(LEFT)[1]].weights.clone()
+    dqn.begin(RIGHT)
+    for seed in range(5):
+        dqn.learn(random_batch(seed))
+    assert dqn.pieces.keys() == pieces
+    assert np.array_equal(right, left) == (identity == "single")
+    assert not np.array_equal(_values(dqn, RIGHT), right)
+    assert np.array_equal(_values(dqn, LEFT), left) == (identity == "separate")
+    assert torch.equal(dqn.pieces[dqn.names(LEFT)[1]].weights, head) == (identity != "single")
+
+
+def test_grad_clip_bounds_the_whole_gradient() -> None:
+    norms = {}
+    for clip in (0.0, 0.5):
+        dqn = small_dqn(small_job(learn__grad_clip=clip, learn__loss="mse"))
+        dqn.learn(random_batch(0, scale=100.0))
+        norms[clip] = float(torch.cat([piece.grad for piece in dqn.pieces.values()]).norm())
+    assert norms[0.0] > 5
+    assert norms[0.5] == pytest.approx(0.5, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("reward", "seen"),
+    [("clip", {-1.0, 0.0, 1.0}), ("none", {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0}), ("scale", None)],
+)
+def test_the_reward_is_clipped_scaled_or_left_alone(reward: str, seen: set[float] | None) -> None:
+    agent = small_agent(small_job(learn__reward=reward, learn__n_step=1, learn__batch=200))
+    rows = played(70)
+    agent.replay.begin([rows])
+    returns = agent.replay.sample(np.random.default_rng(0)).returns
+    if seen is None:  # -3 … 3, ten times each: the root mean square of those not zero
+        scale = float(np.sqrt((1 + 4 + 9) * 2 / 6))
+        seen = {float(np.float32(k / scale)) for k in range(-3, 4)}
+    assert {round(value, 5) for value in returns.tolist()} == {round(value, 5) for value in seen}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 5])
+def test_n_step_rewards_are_summed_before_bootstrapping(steps: int) -> None:
+    agent = small_agent(small_job(learn__n_step=steps, learn__gamma=0.5, learn__reward="none"))
+    agent.replay.begin([played(1000)])
+    batch = agent.replay.sample(np.random.default_rng(0))
+    first = batch.states[:, 0].astype(int)
+    assert batch.discounts.tolist() == [0.5**steps] * 4
+    np.testing.assert_array_equal(batch.next_states[:, 0], first + steps)
+    expected = [sum(0.5**k * ((s + k) % 7 - 3.0) for k in range(steps)) for s in first]
+    assert batch.returns.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("loss", "value"), [("huber", 9.5), ("mse", 100.0)])
+def test_the_loss_is_the_one_asked_for(loss: str, value: float) -> None:
+    dqn = small_dqn(small_job(learn__loss=loss))
+    _set_head(dqn, [0.0, 0.0])
+    batch = random_batch(0)
+    batch.returns[:], batch.discounts[:] = 10, 0
+    assert dqn.learn(batch) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_lost_life_stops_bootstrapping_only_if_asked(ends: bool) -> None:
+    agent = small_agent(small_job(learn__life_ends=ends, learn__n_step=1, learn__batch=100))
+    agent.replay.begin([played(10, dict.fromkeys(range(10), LIFE))])
+    discounts = agent.replay.sample(np.random.default_rng(0)).discounts
+    assert set(discounts.tolist()) == {0.0 if ends else float(np.float32(0.99))}
+
+
+def test_the_target_follows_as_often_as_asked() -> None:
+    dqn = small_dqn(small_job(learn__target_every=3))
+    trunk, followed = dqn.pieces["trunk"], []
+    for seed in range(6):
+        dqn.learn(random_batch(seed))
+        followed.append(torch.equal(trunk.weights, trunk.target_weights))
+    assert followed == [False, False, True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("double", "target_every", "goal"),
+    [(True, 10, 5.0), (False, 10, 9.0), (True, 0, 1.0), (False, 0, 1.0)],
+)
+def test_double_chooses_by_the_online_network_and_no_target_means_none(
+    double: bool, target_every: int, goal: float
+) -> None:
+    dqn = small_dqn(small_job(learn__double=double, learn__target_every=target_every))
+    _set_head(dqn, [1.0, 0.0], target=[5.0, 9.0])
+    batch = random_batch(0)
+    batch.returns[:], batch.discounts[:], batch.actions[:] = 0, 1, 1
+    # the value of action 1 is 0, so the difference is the goal itself
+    assert dqn.errors(batch).tolist() == pytest.approx([goal] * 8)
+
+
+# ── memory ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rows", [0, 60, 120])
+def test_memory_rows_bound_what_is_kept_of_all_tasks(rows: int) -> None:
+    run = _Run(small_job(memory__rows=rows, train__frames=150), order=(RIGHT, LEFT))
+    kept = [len(past.rows["flags"]) for past in run.agent.memory.tasks.values()]
+    assert sum(kept) <= rows
+    assert (len(kept) > 0) == (rows > 0)
+    if rows == 120:
+        assert len(kept) == 2 and sum(kept) > 60
+
+
+@pytest.mark.parametrize(("bias", "low", "high"), [(1.0, 1, 1), (0.0, 0, 0), (0.5, 0.3, 0.7)])
+def test_the_current_bias_is_a_probability(bias: float, low: float, high: float) -> None:
+    job = small_job(memory__current_bias=bias, train__frames=150)
+    run = _Run(job, order=(RIGHT, LEFT))
+    first, second = run.task(1)["updates"], run.task(2)["updates"]
+    assert {batch.task for batch in run.batches[:first]} == {RIGHT}
+    tasks = [batch.task for batch in run.batches[first : first + second]]
+    assert len(tasks) > 100 and low <= tasks.count(LEFT) / len(tasks) <= high
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 2.5])
+def test_alpha_weighs_the_stored_values(alpha: float) -> None:
+    batch = random_batch(0)
+    dqn, plain = (small_dqn(small_job(memory__alpha=alpha)) for _ in range(2))
+    _set_head(dqn, [0.0, 0.0])
+    _set_head(plain, [0.0, 0.0])
+    stored = batch._replace(stored=np.full((8, 2), 3.0, dtype=np.float32))
+    assert dqn.learn(stored) - plain.learn(batch) == pytest.approx(alpha * 9.0, abs=1e-4)
+    slopes = [x.pieces[f"head/{RIGHT}"].grad for x in (dqn, plain)]
+    assert torch.equal(*slopes) == (alpha == 0)
+
+
+@pytest.mark.parametrize("ewc", [0.0, 10.0])
+def test_ewc_is_measured_and_pulls_only_if_asked(ewc: float) -> None:
+    run = _Run(small_job(memory__ewc=ewc, memory__ewc_batches=2))
+    assert bool(run.dqn.elastic.fisher) == (ewc > 0)
+    run.dqn.pieces["trunk"].weights.add_(1.0)  # away from where the task ended
+    plain = small_dqn(small_job())
+    plain.restore(run.dqn.state())
+    for dqn in (run.dqn, plain):
+        dqn.learn(random_batch(0))
+    assert torch.equal(run.dqn.pieces["trunk"].grad, plain.pieces["trunk"].grad) == (ewc == 0)
+
+
+def test_ewc_alpha_weighs_the_old_fisher_information() -> None:
+    fisher = []
+    for alpha in (0.0, 0.75):
+        dqn = small_dqn(small_job(memory__ewc=1.0, memory__ewc_alpha=alpha, memory__ewc_batches=1))
+        dqn.consolidate(lambda: random_batch(0))
+        fisher.append(dqn.elastic.fisher["trunk"])
+    assert fisher[0].any()
+    torch.testing.assert_close(fisher[1], 0.25 * fisher[0])
+
+
+@pytest.mark.parametrize("batches", [1, 7])
+def test_ewc_batches_are_drawn_for_the_fisher_information(batches: int) -> None:
+    dqn, drawn = small_dqn(small_job(memory__ewc=1.0, memory__ewc_batches=batches)), []
+    dqn.consolidate(lambda: drawn.append(1) or random_batch(0))  # type: ignore[func-returns-value]
+    assert len(drawn) == batches
+
+
+# ── reuse ──────────────────────────────────────────────────────────────────────────────────────
+
+FREE: dict[str, Any] = {"reuse__stop_early": False, "reuse__admission": False}
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps", "updates"), [("replay", 0, 40), ("mix", 8, 8), ("distill", 8, 14)]
+)
+def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updates: int) -> None:
+    job = small_job(reuse__mode=mode, **FREE)
+    run = _Run(job, _lesson(job))
+    assert (run.task()["env_steps"], run.task()["updates"]) == (steps, updates)
+    assert run.task()["source"] == "lesson" and run.task()["donors"] == "1"
+    assert run.taught == {mode == "distill"} == {run.batches[0].imitate > 0}
+
+
+def test_adopt_starts_from_the_donors_weights() -> None:
+    job = small_job(reuse__mode="adopt", reuse__frames=0.0, **FREE)
+    run = _Run(job, _lesson(job))
+    wanted = expert(job)
+    for name, column in run.dqn.network().items():
+        np.testing.assert_array_equal(column, wanted[name])
+    assert run.task()["score"] == 2.0 and run.task()["env_steps"] == 0
+
+
+@pytest.mark.parametrize("mode", ["distill", "adopt"])
+def test_without_the_donors_network_a_lesson_is_mixed_in(mode: str) -> None:
+    run = _Run(small_job(reuse__mode=mode, **FREE), Donors([parcel()]))
+    assert (run.task()["env_steps"], run.task()["updates"]) == (8, 8)
+    assert run.taught == {False}
+
+
+@pytest.mark.parametrize("mode", ["distill", "adopt"])
+@pytest.mark.parametrize("network", ["shape", "missing"])
+def test_a_network_that_does_not_fit_is_left_out_and_the_lesson_mixed_in(
+    mode: str, network: str
+) -> None:
+    job = small_job(reuse__mode=mode, **FREE)
+    brain = expert(job)
+    if network == "shape":
+        brain["head"] = brain["head"][:-1]
+    else:
+        del brain["head"]
+    run = _Run(job, Donors([parcel(network=brain)]))
+    assert (run.task()["env_steps"], run.task()["updates"]) == (8, 8)
+    assert run.taught == {False}
+
+
+def test_adopting_a_network_without_a_head_is_damaged_data() -> None:
+    job = small_job()
+    dqn, brain = small_dqn(job), expert(job)
+    del brain["head"]
+    with pytest.raises(DamagedData):
+        dqn.adopt(brain)
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
+def test_reuse_frames_are_own_steps_with_a_lesson(part: float) -> None:
+    job = small_job(reuse__frames=part, reuse__mode="mix", **FREE)
+    assert _Run(job, _lesson(job)).task()["env_steps"] == 40 * part
+
+
+@pytest.mark.parametrize("study", [0.0, 0.5, 2.0])
+def test_study_is_updates_before_the_first_own_step(study: float) -> None:
+    job = small_job(reuse__study=study, reuse__frames=0.0, **FREE)
+    assert _Run(job, _lesson(job)).task()["updates"] == 40 * study
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_share_is_the_part_of_a_batch_that_comes_from_lessons(share: float) -> None:
+    job = small_job(reuse__share=share, reuse__mode="mix", reuse__frames=1.0, **FREE)
+    marked = walked(RIGHT, 60)
+    marked["reward"][:] = -7.0  # no own row pays that
+    drawn: list[float] = []
+
+    def watch(agent: Agent) -> None:
+        sample = agent.replay.sample
+
+        def spy(rng: np.random.Generator) -> Batch:
+            batch = sample(rng)
+            if len(agent.replay.own) > 4:
+                drawn.append(float((batch.returns < 0).mean()))
+            return batch
+
+        agent.replay.sample = spy  # type: ignore[method-assign]
+
+    _Run(job, Donors([parcel(rows=marked)]), prepare=watch)
+    assert len(drawn) > 30 and set(drawn) == {share}
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (1.0, 1, 1), (0.5, 0.3, 0.7)])
+def test_share_is_also_the_part_of_batches_of_another_tasks_lesson(
+    share: float, low: float, high: float
+) -> None:
+    job = small_job(reuse__share=share, share__policy="all", train__frames=150, **FREE)
+    run = _Run(job, _lesson(job, task=LEFT))
+    tasks = [batch.task for batch in run.batches]
+    assert run.task()["env_steps"] == 150
+    assert low <= tasks.count(LEFT) / len(tasks) <= high
+
+
+@pytest.mark.parametrize("temperature", [0.1, 2.0])
+def test_the_temperature_is_that_of_the_imitated_policy(temperature: float) -> None:
+    job, batch = small_job(reuse__temperature=temperature), random_batch(0)
+    dqn, plain = small_dqn(job), small_dqn(job)
+    dqn.teach(expert(job))
+    values = torch.from_numpy(dqn.values(batch.states))
+    wanted = torch.tensor([[0.0, 1.0]]).expand(8, 2)
+    extra = float(imitation(values, wanted, temperature)[0])
+    found = dqn.learn(batch._replace(imitate=1.5)) - plain.learn(batch)
+    assert found == pytest.approx(1.5 * extra, rel=1e-3)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
+def test_imitate_weighs_the_imitation(weight: float) -> None:
+    job = small_job(reuse__imitate=weight, reuse__frames=0.0, **FREE)
+    run = _Run(job, _lesson(job))
+    assert {batch.imitate for batch in run.batches} == {weight}
+
+
+def test_imitation_fades_as_the_student_catches_up() -> None:
+    job = small_job(reuse__imitate=2.0, reuse__frames=0.5, reuse__check_every=10)
+
+    def score(agent: Agent) -> None:
+        scores = iter([0.0, 1.0, 3.0, 3.0])  # before, at 0 and at 10 own steps, in the end
+        agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
+
+    run = _Run(job, _lesson(job, score=4.0), prepare=score)
+    weights = [batch.imitate for batch in run.batches]
+    assert weights == [2.0] * 6 + [1.5] * 10 + [0.5] * 10
+
+
+@pytest.mark.parametrize(("early", "steps"), [(True, 0), (False, 8)])
+def test_a_student_as_good_as_its_donor_stops_early_if_asked(early: bool, steps: int) -> None:
+    job = small_job(reuse__mode="adopt", reuse__stop_early=early, reuse__admission=False)
+    assert _Run(job, _lesson(job)).task()["env_steps"] == steps
+
+
+@pytest.mark.parametrize(("every", "looks"), [(5, [0, 5, 10, 15]), (10, [0, 10]), (50, [0])])
+def test_check_every_says_how_often_the_student_is_looked_at(every: int, looks: list[int]) -> None:
+    job = small_job(
+        reuse__check_every=every, reuse__frames=0.5, reuse__mode="mix", reuse__admission=False
+    )
+    run = _Run(job, _lesson(job, score=100.0))
+    found = [row["env_steps"] for row in run.sink.rows["curve"]]
+    assert found == [*looks, 20]
+
+
+def _knows_the_way(agent: Agent) -> None:
+    dqn = learner(agent)
+    _set_head(dqn, [0.0, 1.0])
+
+
+def _misled(job: Job) -> Donors:
+    brain = expert(job)
+    brain["head"][-2:] = 1.0, 0.0
+    return Donors([parcel(score=9.0, network=brain)])
+
+
+def test_a_lesson_that_makes_the_agent_worse_is_dropped_and_the_task_played_in_full() -> None:
+    job = small_job(reuse__mode="adopt", reuse__frames=0.0)
+    seen: list[Columns] = []
+
+    def prepare(agent: Agent) -> None:
+        _knows_the_way(agent)
+        dqn = learner(agent)
+        dqn.learn(random_batch(0)._replace(discounts=np.zeros(8, dtype=np.float32)))
+        _knows_the_way(agent)
+        before, restore = dqn.state(), dqn.restore
+
+        def spy(state: Columns) -> None:
+            spoilt = dqn.state()[f"pieces/head/{RIGHT}/weights"]
+            assert not np.array_equal(spoilt, before[f"pieces/head/{RIGHT}/weights"])
+            restore(state)
+            seen.extend([before, dqn.state()])
+
+        dqn.restore = spy  # type: ignore[method-assign]
+
+    run = _Run(job, _misled(job), prepare=prepare)
+    before, after = seen
+    assert before.keys() == after.keys()
+    for name, column in before.items():
+        assert column.tobytes() == after[name].tobytes(), name
+    assert run.task()["env_steps"] == 40
+    assert run.task()["source"] == "env" and run.task()["donors"] == ""
+    drops = [row for row in run.sink.rows["exchange"] if row["kind"] == "drop"]
+    assert [(d["score_before"], d["score_after"], d["kept"]) for d in drops] == [(2.0, 0.0, False)]
+    assert drops[0]["donor"] == 1 and drops[0]["rows"] == 61 and drops[0]["reason"]
+
+
+def test_a_dropped_lesson_of_another_task_is_out_of_the_replay() -> None:
+    job = small_job(share__policy="all", reuse__share=1.0)
+
+    def prepare(agent: Agent) -> None:
+        scores = iter([5.0, 1.0, 1.0])
+        agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
+
+    run = _Run(job, _lesson(job, task=LEFT), prepare=prepare)
+    assert "drop" in run.sink.kinds()
+    assert not run.agent.replay.others
+    assert run.task()["env_steps"] == 80  # 40 with the lesson, 40 without
+
+
+def test_without_admission_a_bad_lesson_is_kept() -> None:
+    job = small_job(reuse__mode="adopt", reuse__frames=0.0, reuse__admission=False)
+    run = _Run(job, _misled(job), prepare=_knows_the_way)
+    assert run.task()["source"] == "lesson" and run.task()["score"] == 0.0
+    assert run.sink.kinds() == ["lesson"]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_the_network_travels_with_the_lesson_if_asked(sent: bool) -> None:
+    run = _Run(small_job(reuse__network=sent))
+    ((offer, data),) = run.link.published
+    assert offer is not None
+    lesson = unpack(data, offer, WALK, 1 << 20)
+    assert lesson.network.keys() == ({"trunk", "head"} if sent else set())
+    for name, column in lesson.network.items():
+        np.testing.assert_array_equal(column, run.dqn.network()[name])
+
+
+# ── share ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _probed(job: Job, task: str) -> Array:
+    """What another agent would send along as the embedding of a task."""
+    agent = small_agent(job, (task,), number=5)
+    agent.task = task
+    return agent.probe()
+
+
+@pytest.mark.parametrize(
+    ("policy", "donors"),
+    [("none", []), ("exact", [1]), ("previous", [2]), ("all", [1, 2])],
+)
+def test_the_policy_decides_which_lessons_are_taken(policy: str, donors: list[int]) -> None:
+    parcels = [parcel(LEFT, donor=1, round_=0), parcel(RIGHT, donor=2, round_=1)]
+    run = _Run(small_job(share__policy=policy, **FREE), Donors(parcels), (RIGHT, LEFT))
+    second = run.link.fetched[-len(donors) :] if donors else run.link.fetched
+    assert [donor for donor, _ in second] == donors
+    assert run.task(2)["donors"] == ",".join(map(str, donors))
+
+
+@pytest.mark.parametrize("policy", ["simnet", "wasserstein"])
+@pytest.mark.parametrize(("nearest", "donors"), [(1, [2]), (2, [2, 1])])
+def test_nearest_lessons_are_taken_by_similarity(
+    policy: str, nearest: int, donors: list[int]
+) -> None:
+    job = small_job(share__policy=policy, share__nearest=nearest, **FREE)
+    like = _probed(job, RIGHT)
+    parcels = [
+        parcel(RIGHT, donor=1, embedding=-like),
+        parcel(RIGHT, donor=2, embedding=like),
+        parcel(RIGHT, donor=3, embedding=-100 * like),
+    ]
+    run = _Run(job, Donors(parcels))
+    assert [donor for donor, _ in run.link.fetched][: len(donors)] == donors
+    assert len(run.link.fetched) == nearest
+
+
+@pytest.mark.parametrize("policy", ["simnet", "wasserstein"])
+def test_an_offer_carries_what_the_policy_compares_by(policy: str) -> None:
+    job = small_job(share__policy=policy)
+    run = _Run(job)
+    offer = run.link.published[0][0]
+    assert offer is not None and len(offer.embedding) == len(_probed(job, RIGHT)) > 0
+    plain = _Run(small_job()).link.published[0][0]
+    assert plain is not None and len(plain.embedding) == 0
+
+
+@pytest.mark.parametrize(("gate", "fetched"), [("none", 1), ("better", 0)])
+def test_the_gate_keeps_out_donors_that_are_no_better(gate: str, fetched: int) -> None:
+    job = small_job(share__gate=gate)
+    run = _Run(job, _lesson(job, score=2.0), prepare=_knows_the_way)
+    assert len(run.link.fetched) == fetched
+
+
+@pytest.mark.parametrize("name", ["recent", "td", "uniform", "reservoir"])
+def test_segments_of_a_lesson_are_chosen_as_asked(name: str) -> None:
+    job = small_job(share__segments=name, share__rows=110, train__frames=400)
+    run = _Run(job)
+    agent = run.agent
+    rows = agent.replay.own.export_all()
+    worth = agent.replay.errors(rows, run.dqn.errors, RIGHT)
+    expected = {
+        kind: choose(rows, 110, CHOOSERS[kind], worth, agent.stream("offer"))
+        for kind in ("recent", "td", "uniform")
+    }
+    saved = run.sink.saved["membuf", f"round-01-{RIGHT}"]
+    same = {
+        kind
+        for kind, wanted in expected.items()
+        if all(np.array_equal(saved[column], wanted[column]) for column in saved)
+    }
+    assert same == {"uniform" if name == "reservoir" else name}
+
+
+@pytest.mark.parametrize("rows", [60, 110, 500])
+def test_share_rows_bound_a_lesson(rows: int) -> None:
+    run = _Run(small_job(share__rows=rows, train__frames=300))
+    offer = run.link.published[0][0]
+    assert offer is not None and min(rows - 51, 300) < offer.rows <= min(rows, 301)
+
+
+def test_a_lesson_of_few_rows_is_still_a_lesson() -> None:
+    run = _Run(small_job(share__rows=10))
+    offer, data = run.link.published[0]
+    assert offer is not None and 2 <= offer.rows <= 10
+    assert len(unpack(data, offer, WALK, 1 << 20).rows["action"]) == offer.rows
+
+
+@pytest.mark.parametrize("steps", [10, 33])
+def test_the_probe_takes_as_many_steps_as_asked(steps: int) -> None:
+    job = small_job(share__policy="wasserstein", share__probe=steps)
+    assert _Run(job, _lesson(job)).task()["probe_steps"] == steps
+    assert _Run(small_job(share__probe=steps), _lesson(job)).task()["probe_steps"] == 0
+
+
+# ── simnet ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _simnet(**settings: Any) -> tuple[Array, int]:
+    drawn = iter(range(1000))
+    embedding = train_simnet(WALK, small_job(**settings), lambda: random_batch(next(drawn)))
+    return embedding, next(drawn)
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_the_simnet_is_as_wide_as_asked(width: int) -> None:
+    assert len(_simnet(simnet__width=width)[0]) == 5 * width + width + 2 * width + 2
+
+
+@pytest.mark.parametrize("updates", [0, 4, 9])
+def test_the_simnet_is_updated_as_often_as_asked(updates: int) -> None:
+    assert _simnet(simnet__updates=updates)[1] == updates
+
+
+def test_the_simnet_learns_at_its_own_rate() -> None:
+    start = _simnet(simnet__updates=0)[0]
+    moved = [
+        float(np.abs(_simnet(simnet__updates=1, simnet__lr=lr, learn__lr=0.5)[0] - start).max())
+        for lr in (1e-3, 1e-2)
+    ]
+    assert moved[1] == pytest.approx(10 * moved[0], rel=0.01)
+
+
+def test_the_simnets_distance_compares_weights_or_outputs() -> None:
+    assert len(_simnet(simnet__distance="outputs")[0]) == 256 * 2
+    assert len(_simnet(simnet__distance="weights")[0]) == 42
+    for kind in ("weights", "outputs"):
+        agent = small_agent(small_job(share__policy="simnet", simnet__distance=kind))
+        assert agent.sharing.measure == kind
+
+
+# ── lsc ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("save", "load", "sent"),
+    [(0, 10, []), (10, 20, [20, 20]), (15, 20, [15, 15]), (5, 15, [15, 15])],
+)
+def test_rows_are_saved_and_loaded_as_often_as_asked(save: int, load: int, sent: list[int]) -> None:
+    answers = [parcel(rows=walked(RIGHT, 5), donor=1, round_=1).data] * 9
+    link = Donors(answers=answers)
+    run = _Run(small_job(lsc__save=save, lsc__load=load), link, peers=(1,))
+    offer = Offer(0, 1, RIGHT, nan, -1, 0)
+    sizes = [
+        len(unpack(data, offer, WALK, 1 << 20).rows["action"]) - 1 for data in link.traded if data
+    ]
+    assert sizes == sent
+    assert len(run.agent.replay.lessons) == (len(sent) + 1 if sent else 0)
+
+
+# ── evaluation ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("every", "looks"), [(0, [40]), (10, [0, 10, 20, 30, 40]), (25, [0, 25, 40])]
+)
+def test_evaluation_every_so_many_steps(every: int, looks: list[int]) -> None:
+    run = _Run(small_job(evaluation__every=every))
+    assert [row["env_steps"] for row in run.sink.rows["curve"]] == looks
+
+
+@pytest.mark.parametrize("episodes", [0, 1, 4])
+def test_evaluation_episodes_are_played(episodes: int) -> None:
+    run = _Run(small_job(evaluation__episodes=episodes))
+    assert len(run.sink.rows.get("evaluation", [])) == episodes
+    assert np.isnan(run.task()["score"]) == (episodes == 0)
+
+
+def _exam(**settings: Any) -> list[tuple[float, int]]:
+    """Scores and lengths of an agent that knows the way."""
+    sink = Sink()
+    agent = small_agent(small_job(**settings), sink=sink)
+    agent.task, agent.looks = RIGHT, 0
+    _knows_the_way(agent)
+    agent.evaluate()
+    agent.record.learnt([], 0.0)
+    return [(row["score"], row["length"]) for row in sink.rows["evaluation"]]
+
+
+def test_evaluation_epsilon_is_a_probability_of_random_actions() -> None:
+    greedy = _exam(evaluation__episodes=20, evaluation__epsilon=0.0)
+    assert greedy == [(2.0, 4)] * 20
+    random = _exam(evaluation__episodes=20, evaluation__epsilon=1.0, evaluation__max_steps=500)
+    assert np.mean([length for _, length in random]) > 8
+
+
+@pytest.mark.parametrize("most", [2, 3, 9])
+def test_evaluation_max_steps_cut_an_episode(most: int) -> None:
+    assert _exam(evaluation__max_steps=most) == [(2.0, 4) if most > 4 else (0.0, most)]
+
+
+def test_the_way_of_the_small_world_is_what_the_tests_believe() -> None:
+    assert WAY == {RIGHT: 1, LEFT: 0}
+    rows = walked(LEFT, 8)
+    assert rows["reward"].tolist() == [0, 0, 0, 2, 0, 0, 0, 2, 0]

@@ -1,0 +1,153 @@
+"""Segments of play: whole, closed, within a budget, and chosen as asked."""
+
+import numpy as np
+import pytest
+from small import WALK, moves, parcel, play_into, played
+
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.lesson import unpack
+from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join
+from canal_mpi.types import CUT, ENDED, LAST, LIFE, Columns
+
+FLAGS = {7: ENDED, 20: CUT, 33: LIFE, 61: CUT, 62: CUT, 90: ENDED, 120: CUT}
+
+
+def _worth(rows: Columns) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    return np.zeros(len(rows["flags"]), dtype=np.float32)
+
+
+def _rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _next_state(rows: Columns, number: int) -> float:
+    """The state behind a move of `played`."""
+    place = [int(s[0]) for s in rows["state"]].index(number)
+    assert not rows["flags"][place] & LAST
+    return float(rows["state"][place + 1][0])
+
+
+def test_cutting_covers_every_move_once_and_never_crosses_a_last_row() -> None:
+    rows = played(200, FLAGS)
+    pieces = cut(rows["flags"], 30)
+    covered = [k for a, b in pieces for k in range(a, b)]
+    real = np.flatnonzero((rows["flags"] & LAST) == 0).tolist()
+    assert covered == real
+    assert all(0 < b - a <= 30 for a, b in pieces)
+
+
+def test_cutting_by_hand() -> None:
+    flags = np.array([0, 0, CUT, LAST, 0, ENDED, 0, 0, LAST], dtype=np.uint8)
+    assert cut(flags, 2) == [(0, 2), (2, 3), (4, 6), (6, 8)]
+    assert cut(flags, 100) == [(0, 3), (4, 8)]
+
+
+def test_rows_without_an_end_give_no_segment() -> None:
+    assert cut(np.zeros(0, dtype=np.uint8)) == []
+    assert cut(np.array([LAST], dtype=np.uint8)) == []
+
+
+def test_joined_segments_are_closed_and_keep_their_next_states() -> None:
+    rows = played(200, FLAGS)
+    pieces = cut(rows["flags"], 30)[1::2]
+    joined = join(rows, pieces)
+    ends = np.cumsum([b - a + 1 for a, b in pieces]) - 1
+    assert np.flatnonzero(joined["flags"] & LAST).tolist() == ends.tolist()
+    assert (joined["flags"][ends] == LAST).all()
+    for number in moves(joined):
+        cut_off = FLAGS.get(number, 0) & CUT
+        ended = FLAGS.get(number, 0) & ENDED
+        if not ended:  # after an end the next state is never looked at
+            assert _next_state(joined, number) == (-1 if cut_off else number + 1)
+
+
+def test_joining_leaves_the_rows_it_took_from_alone() -> None:
+    rows = played(50)
+    before = {name: column.copy() for name, column in rows.items()}
+    join(rows, [(3, 9), (20, 30)])
+    for name, column in before.items():
+        np.testing.assert_array_equal(rows[name], column)
+
+
+def test_joining_nothing_gives_no_rows_of_the_same_kind() -> None:
+    rows = played(50)
+    joined = join(rows, [])
+    for name, column in joined.items():
+        assert column.dtype == rows[name].dtype
+        assert column.shape == (0, *rows[name].shape[1:])
+
+
+@pytest.mark.parametrize("name", sorted(CHOOSERS))
+@pytest.mark.parametrize("most", [51, 52, 100, 777, 1500])
+def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(name: str, most: int) -> None:
+    rows = played(2000, {k: (ENDED, CUT, LIFE)[k % 3] for k in range(11, 2000, 37)})
+    worth = _rng(3).random(len(rows["flags"])).astype(np.float32)
+    chosen = choose(rows, most, CHOOSERS[name], worth, _rng())
+    total = len(chosen["flags"])
+    assert max(most - 51, 1) <= total <= most  # at most one segment is missing
+    sent = parcel(rows=chosen)
+    lesson = unpack(sent.data, sent.offer, WALK, 1 << 24)
+    assert moves(lesson.rows) == sorted(moves(lesson.rows))
+    assert len(set(moves(lesson.rows))) == len(moves(lesson.rows))
+
+
+@pytest.mark.parametrize("most", [3, 10, 40])
+def test_a_budget_of_less_than_a_segment_is_used_too(most: int) -> None:
+    rows = played(500)
+    chosen = choose(rows, most, CHOOSERS["recent"], _worth(rows), _rng())
+    assert 2 <= len(chosen["flags"]) <= most
+
+
+def test_play_that_fits_is_kept_whole() -> None:
+    rows = played(100, FLAGS)
+    whole = choose(rows, len(rows["flags"]), CHOOSERS["uniform"], _worth(rows), _rng())
+    assert moves(whole) == list(range(100))
+
+
+def test_recent_keeps_the_newest() -> None:
+    rows = played(1000)
+    chosen = choose(rows, 3 * 51, CHOOSERS["recent"], _worth(rows), _rng())
+    assert moves(chosen) == list(range(850, 1000))
+
+
+def test_td_keeps_the_segments_with_the_largest_differences() -> None:
+    rows = played(1000)
+    worth = np.zeros(1001, dtype=np.float32)
+    worth[[130, 610, 611, 912]] = 5.0, 1.0, 1.0, 4.0
+    chosen = choose(rows, 2 * 51, CHOOSERS["td"], worth, _rng())
+    assert moves(chosen) == [*range(100, 150), *range(900, 950)]
+    chosen = choose(rows, 3 * 51, CHOOSERS["td"], worth, _rng())
+    assert moves(chosen) == [*range(100, 150), *range(600, 650), *range(900, 950)]
+
+
+@pytest.mark.parametrize("name", ["uniform", "reservoir"])
+def test_uniform_keeps_every_segment_equally_often(name: str) -> None:
+    rows, counts = played(1000), np.zeros(20)
+    for seed in range(1000):
+        chosen = choose(rows, 5 * 51, CHOOSERS[name], _worth(rows), _rng(seed))
+        counts[np.array(moves(chosen))[::50] // 50] += 1
+    assert counts.sum() == 5000
+    chi_squared = float(np.square(counts - 250).sum() / 250)
+    assert chi_squared < 43.8  # 19 degrees of freedom: exceeded once in a thousand times
+
+
+def test_choosing_again_from_a_choice_keeps_segments_whole() -> None:
+    rows = played(1000, FLAGS)
+    first = choose(rows, 500, CHOOSERS["uniform"], _worth(rows), _rng(1))
+    second = choose(first, 200, CHOOSERS["uniform"], _worth(first), _rng(2))
+    assert set(moves(second)) < set(moves(first))
+    for number in moves(second):
+        if not FLAGS.get(number, 0) & (CUT | ENDED):
+            assert _next_state(second, number) == number + 1
+
+
+def test_a_ring_that_was_overwritten_cuts_properly() -> None:
+    buffer = Buffer(WALK, 100)
+    buffer.start(np.zeros((1, 5), dtype=np.float32))
+    for k in range(333):
+        play_into(buffer, k, CUT if k % 40 == 39 else 0)
+    rows = buffer.export_all()
+    sent = parcel(rows=choose(rows, 60, CHOOSERS["recent"], _worth(rows), _rng()))
+    lesson = unpack(sent.data, sent.offer, WALK, 1 << 24)
+    newest = moves(lesson.rows)
+    assert newest[-1] == 332 and newest == list(range(newest[0], 333))

@@ -1,0 +1,278 @@
+"""Choosing, opening and swapping through `Sharing`, with fake and with threaded links."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+import numpy as np
+import pytest
+from small import (
+    LEFT,
+    RIGHT,
+    WALK,
+    Donors,
+    Sink,
+    moves,
+    parcel,
+    play_into,
+    played,
+    small_agent,
+    small_job,
+)
+
+from canal_mpi import pick
+from canal_mpi.membuf.lesson import unpack
+from canal_mpi.membuf.replay import Replay
+from canal_mpi.membuf.share import POLICIES
+from canal_mpi.rank.build import embedder, recipe
+from canal_mpi.record import Recorder
+from canal_mpi.sharing import Sharing
+from canal_mpi.topology.graphs import full
+from canal_mpi.topology.link import ThreadLink
+from canal_mpi.types import CUT, ENDED, Array, Link, Offer, Parcel
+
+
+class _Side:
+    """One agent's side of the exchange, with a replay to play into."""
+
+    def __init__(
+        self, link: Link, number: int = 0, peers: Sequence[int] = (), **settings: Any
+    ) -> None:
+        job = small_job(**settings)
+        self.sink, self.played = Sink(), 0
+        policy = pick.pick("policy", job.share.policy, POLICIES)
+        record = Recorder(self.sink, lambda progress: None, number, WALK.row_bytes)
+        record.begin(RIGHT, 3)
+        self.sharing = Sharing(
+            job, number, link, policy, record, embedder(job, WALK), lambda round_, task: peers
+        )
+        self.sharing.begin(RIGHT, 3)
+        self.replay = Replay(WALK, job.replay.capacity, recipe(job))
+        self.begin()
+
+    def begin(self) -> None:
+        self.replay.begin([])
+        self.played = 0
+        self.replay.own.start(np.zeros((1, 5), dtype=np.float32))
+
+    def take(self, embedding: Array | None = None, own_score: float = nan) -> list[int]:
+        held = np.zeros(0, dtype="<f4") if embedding is None else embedding
+        lessons = self.sharing.take(self.replay, held, own_score)
+        return [lesson.offer.donor for lesson in lessons]
+
+    def play(self, steps: int, marks: dict[int, int] | None = None) -> None:
+        for _ in range(steps):
+            play_into(self.replay.own, self.played, (marks or {}).get(self.played, 0))
+            self.played += 1
+            self.sharing.swap(self.replay, self.played)
+
+    def arrived_in_all(self) -> list[int]:
+        return [number for numbers in self.arrived() for number in numbers]
+
+    def arrived(self) -> list[list[int]]:
+        return [moves(lesson.export_all()) for lesson in self.replay.lessons]
+
+
+def _offers() -> list[Parcel]:
+    return [
+        parcel(RIGHT, donor=1, round_=1, score=5.0, embedding=np.array([1, 0], "<f4")),
+        parcel(LEFT, donor=2, round_=2, score=1.0, embedding=np.array([0, 1], "<f4")),
+        parcel(RIGHT, donor=3, round_=2, score=9.0, embedding=np.array([3, 3], "<f4")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "donors"),
+    [("none", []), ("exact", [3]), ("previous", [2, 3]), ("all", [1, 2, 3])],
+)
+def test_a_policy_fetches_what_it_names_and_nothing_else(policy: str, donors: list[int]) -> None:
+    link = Donors(_offers())
+    assert _Side(link, share__policy=policy).take() == donors
+    assert [donor for donor, _ in link.fetched] == donors
+
+
+@pytest.mark.parametrize(
+    ("policy", "kind", "order"),
+    [
+        # to (1, 0.4): Euclid 0.4, 1.17, 3.28; sorted outputs 0.2 and 0.2 (the better score wins)
+        # and 2.3; cosine 0.07, 0.63, 0.08
+        ("simnet", "weights", [1, 2, 3]),
+        ("simnet", "outputs", [1, 2, 3]),
+        ("wasserstein", "weights", [1, 3, 2]),
+    ],
+)
+def test_the_nearest_by_the_policys_own_measure_are_taken(
+    policy: str, kind: str, order: list[int]
+) -> None:
+    own = np.array([1, 0.4], dtype="<f4")
+    for nearest in (1, 2, 3):
+        link = Donors(_offers())
+        side = _Side(link, share__policy=policy, simnet__distance=kind, share__nearest=nearest)
+        assert side.take(own) == sorted(order[:nearest])
+        assert [donor for donor, _ in link.fetched] == order[:nearest]
+
+
+def test_offers_with_another_kind_of_embedding_are_not_compared() -> None:
+    offers = [*_offers(), parcel(RIGHT, donor=4, embedding=np.zeros(7, "<f4"))]
+    side = _Side(Donors(offers), share__policy="wasserstein", share__nearest=9)
+    assert side.take(np.array([1, 0.4], dtype="<f4")) == [1, 2, 3]
+
+
+def test_the_gate_lets_only_better_donors_of_the_task_pass() -> None:
+    assert _Side(Donors(_offers()), share__policy="all").take(own_score=5.0) == [1, 2, 3]
+    gated = _Side(Donors(_offers()), share__policy="all", share__gate="better")
+    assert gated.take(own_score=5.0) == [2, 3]  # donor 2 learnt a task without reference scores
+    assert gated.take(own_score=10.0) == [2]
+
+
+def test_a_damaged_lesson_is_refused_and_the_others_are_taken() -> None:
+    offers = _offers()
+    damaged = bytearray(offers[1].data)
+    damaged[len(damaged) // 2] ^= 1
+    offers[1] = replace(offers[1], data=bytes(damaged))
+    offers[2] = replace(offers[2], data=b"", refusal="it never came")
+    side = _Side(Donors(offers), share__policy="all")
+    assert side.take() == [1]
+    assert side.sink.kinds() == ["refusal", "refusal"]
+    assert side.sink.rows["exchange"][1]["reason"] == "it never came"
+
+
+# ── swapping inside a task ─────────────────────────────────────────────────────────────────────
+
+
+def _together(sides: Sequence[_Side], plans: Sequence[tuple[int, dict[int, int]]]) -> None:
+    """Every side plays its plan in a thread of its own and then says that it is done."""
+
+    def life(side: _Side, steps: int, marks: dict[int, int]) -> None:
+        side.play(steps, marks)
+        side.sharing.finish_swaps(side.replay)
+
+    threads = [
+        threading.Thread(target=life, args=(side, *plan), daemon=True)
+        for side, plan in zip(sides, plans, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive(), "the swaps wait for each other for ever"
+
+
+def _sides(count: int, **settings: Any) -> list[_Side]:
+    links = ThreadLink.mesh(count, full(count))
+    everyone = range(count)
+    return [
+        _Side(link, k, [other for other in everyone if other != k], **settings)
+        for k, link in enumerate(links)
+    ]
+
+
+def test_new_rows_reach_every_other_agent_exactly_once() -> None:
+    sides = _sides(3, lsc__save=20, lsc__load=50)
+    _together(sides, [(200, {}), (200, {33: ENDED}), (200, {})])
+    for side in sides:
+        swaps = [range(40), range(40, 100), range(100, 140), range(140, 200)]
+        assert side.arrived() == [list(numbers) for numbers in swaps for _ in range(2)]
+        assert side.sink.kinds() == ["lesson"] * 8
+
+
+def test_nothing_beyond_the_last_multiple_of_save_is_sent() -> None:
+    sides = _sides(2, lsc__save=20, lsc__load=50)
+    _together(sides, [(170, {}), (170, {})])
+    for side in sides:
+        assert side.arrived() == [
+            list(range(40)),
+            list(range(40, 100)),
+            list(range(100, 140)),
+        ]
+
+
+def test_play_that_was_cut_arrives_exactly_once_too() -> None:
+    sides = _sides(2, lsc__save=25, lsc__load=50)
+    _together(sides, [(100, {12: CUT, 30: CUT, 77: CUT}), (100, {})])
+    assert sorted(sides[1].arrived_in_all()) == list(range(100))
+    assert sorted(sides[0].arrived_in_all()) == list(range(100))
+
+
+def test_a_swap_without_new_rows_is_no_refusal() -> None:
+    sides = _sides(2, lsc__save=60, lsc__load=20)  # ready rows only at every third swap
+    _together(sides, [(120, {}), (120, {})])
+    for side in sides:
+        assert side.arrived_in_all() == list(range(120))
+        assert "refusal" not in side.sink.kinds()
+
+
+def test_an_agent_that_is_done_early_is_skipped_from_then_on() -> None:
+    sides = _sides(3, lsc__save=10, lsc__load=50)
+    _together(sides, [(60, {}), (200, {}), (200, {})])
+    for side in sides[1:]:
+        arrived = side.arrived()
+        assert sum(numbers == list(range(50)) for numbers in arrived) == 2
+        assert sorted(side.arrived_in_all()) == sorted([*range(50), *range(200)])
+        assert len(side.sink.rows["exchange"]) == 5
+
+
+def test_an_agent_that_never_plays_lets_the_others_go_on() -> None:
+    sides = _sides(2, lsc__save=10, lsc__load=50)
+    _together(sides, [(0, {}), (100, {})])
+    assert sides[1].arrived() == []
+    assert sides[0].arrived() == [list(range(50))]
+
+
+def test_a_task_that_is_played_again_after_a_dropped_lesson_swaps_from_its_start() -> None:
+    link = Donors([parcel(network=None)])
+    link.answers = [parcel(rows=played(3), donor=1, round_=1).data for _ in range(6)]
+    job = small_job(
+        lsc__save=10, lsc__load=10, reuse__mode="mix", reuse__frames=0.5, reuse__stop_early=False
+    )
+    agent = small_agent(job, link=link, peers=lambda round_, task: [1])
+    scores = iter([5.0, 1.0, 1.0])  # before, after the lesson, after playing in full
+    agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
+    agent.run()
+    sent = [_moves_sent(data) for data in link.traded]
+    assert sent == [10, 10, 10, 10, 10, 10, 0]  # 20 steps with the lesson, 40 without, the end
+
+
+def _moves_sent(data: bytes) -> int:
+    return len(
+        moves(unpack(data, Offer(0, 1, RIGHT, nan, -1, 0), WALK, 1 << 20).rows) if data else []
+    )
+
+
+def test_swaps_are_off_unless_asked_for() -> None:
+    link = Donors()
+    side = _Side(link, 0, [1], lsc__load=5)
+    side.play(20)
+    side.sharing.finish_swaps(side.replay)
+    assert link.traded == []
+
+
+def test_damaged_rows_of_a_swap_are_refused_and_the_swapping_goes_on() -> None:
+    good = parcel(rows=played(9), donor=1, round_=3).data
+    bad = bytearray(good)
+    bad[len(bad) // 2] ^= 1
+    foreign = parcel(rows=played(9), donor=4, round_=3).data  # sent by agent 1 in 4's name
+    other_task = parcel(LEFT, rows=played(9), donor=1, round_=3).data
+    link = Donors(answers=[bytes(bad), foreign, other_task, b"nonsense", good])
+    side = _Side(link, 0, [1], lsc__save=5, lsc__load=5)
+    side.play(25)
+    assert side.sink.kinds() == ["refusal"] * 4 + ["lesson"]
+    assert side.arrived() == [list(range(9))]
+
+
+def test_swapped_rows_are_drawn_as_often_as_own_ones() -> None:
+    link = Donors(answers=[parcel(rows=played(75), donor=1, round_=3).data])
+    side = _Side(link, 0, [1], lsc__save=25, lsc__load=25, learn__batch=100)
+    side.play(25)
+    assert side.replay.foreign == pytest.approx(0.75)
+
+
+def test_the_ledger_says_how_many_rows_a_swap_brought() -> None:
+    link = Donors(answers=[parcel(rows=played(9), donor=1, round_=3).data])
+    side = _Side(link, 0, [1], lsc__save=5, lsc__load=5)
+    side.play(5)
+    (row,) = side.sink.rows["exchange"]
+    assert row["rows"] == 10
+    assert row["raw_bytes"] == 10 * WALK.row_bytes
