@@ -29,7 +29,7 @@ class Training:
     imitate: float = 0.0  # weight of imitating the donor
     goal: float = inf  # the donor's score; imitation fades on the way to it
     stops: bool = False  # whether to stop there
-    looks: bool = False  # whether it may be reached before the first own step
+    looks: bool = True  # whether to look at the score before the first own step
     epsilon: float = 0.0  # probability of a random action at first
 
 
@@ -221,7 +221,7 @@ class Agent:
         steps = round(reuse.frames * frames)
         if reuse.mode == "replay":
             return Training(0, study=self.updates_due(0, frames))
-        mixed = Training(steps, foreign=reuse.share, goal=goal, stops=reuse.stop_early)
+        mixed = Training(steps, foreign=reuse.share, goal=goal, stops=reuse.stop_early, looks=False)
         if reuse.mode == "mix" or not best.network:
             return mixed
         try:
