@@ -8,8 +8,8 @@ from time import perf_counter
 import numpy as np
 
 from canal_mpi import seeding
-from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData
+from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.membuf.memory import Memory

@@ -6,8 +6,8 @@ from math import nan
 
 import numpy as np
 
-from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData
+from canal_mpi.job import Job
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join

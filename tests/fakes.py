@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.agent import Agent
-from canal_mpi.config import Job, resolve
+from canal_mpi.config import resolve
+from canal_mpi.job import Job
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import pack
 from canal_mpi.membuf.memory import Memory

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import gymnasium
 import numpy as np
 
-from canal_mpi.config import Job
+from canal_mpi.job import Job
 from canal_mpi.membuf.share import Need, exact
 from canal_mpi.rank.launcher import detect
 from canal_mpi.types import Array, Batch, Columns, Offer, Spaces

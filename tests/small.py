@@ -7,7 +7,8 @@ import gymnasium
 import numpy as np
 
 from canal_mpi.agent import Agent
-from canal_mpi.config import Job, resolve
+from canal_mpi.config import resolve
+from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import pack

@@ -12,7 +12,8 @@ from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel
 from fakes import tiny_job as job_with
 
 from canal_mpi.agent import Training
-from canal_mpi.config import Job, resolve
+from canal_mpi.config import resolve
+from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.rank import build

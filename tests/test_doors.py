@@ -18,7 +18,18 @@ OWNERS = {
     "ale_py": ("tasks/",),
     "click": ("cli.py",),
 }
-CELLAR = {"types", "seeding", "errors", "config", "columns", "schema", "log", "pick", "games"}
+CELLAR = {
+    "types",
+    "seeding",
+    "errors",
+    "config",
+    "job",
+    "columns",
+    "schema",
+    "log",
+    "pick",
+    "games",
+}
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 LOWER_CASE = {
     "send",

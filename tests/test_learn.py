@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from canal_mpi.config import Job, LearnConfig
 from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.job import Job, LearnConfig
 from canal_mpi.learn import dqn
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.nets import Cnn, Dueling, Mlp

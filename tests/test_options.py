@@ -26,8 +26,8 @@ from small import (
 )
 
 from canal_mpi.agent import Agent
-from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData
+from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.losses import imitation
 from canal_mpi.learn.simnet import train_simnet

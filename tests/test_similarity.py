@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from small import WALK, Sink, random_batch, small_job
 
-from canal_mpi.config import Job, resolve
+from canal_mpi.config import resolve
 from canal_mpi.games import TEN_GAMES
+from canal_mpi.job import Job
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.similarity import (
     cosine_distance,

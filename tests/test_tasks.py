@@ -11,9 +11,10 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 
 from canal_mpi import tasks
-from canal_mpi.config import TaskConfig, resolve
+from canal_mpi.config import resolve
 from canal_mpi.errors import DamagedData, RankFailed, UsageError
 from canal_mpi.games import TEN_GAMES
+from canal_mpi.job import TaskConfig
 from canal_mpi.tasks import canonical, common_spaces, make_game
 from canal_mpi.tasks.atari import AtariGame, atari_games
 from canal_mpi.tasks.gym import GymGame

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from canal_mpi import pick
-from canal_mpi.config import Job
 from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.job import Job
 from canal_mpi.learn import NETWORKS
 from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.losses import imitation, stored_values, temporal_difference

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from canal_mpi.config import Job
+from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.types import Array, Batch, Spaces
 

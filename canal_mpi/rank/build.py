@@ -8,7 +8,7 @@ import numpy as np
 
 from canal_mpi import pick, seeding
 from canal_mpi.agent import Agent
-from canal_mpi.config import Job
+from canal_mpi.job import Job
 from canal_mpi.learn import ALGORITHMS
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.memory import Memory

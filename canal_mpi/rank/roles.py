@@ -11,9 +11,9 @@ from time import sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log
-from canal_mpi.config import Job, Layer
 from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.games import order_of
+from canal_mpi.job import Job, Layer
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
 from canal_mpi.rank.world import Agreed, World, library_versions

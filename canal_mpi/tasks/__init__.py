@@ -8,8 +8,9 @@ import gymnasium
 import numpy as np
 
 from canal_mpi import pick
-from canal_mpi.config import Job, TaskConfig, with_tasks
+from canal_mpi.config import with_tasks
 from canal_mpi.errors import UsageError
+from canal_mpi.job import Job, TaskConfig
 from canal_mpi.tasks.atari import PIXELS, AtariGame, atari_games
 from canal_mpi.tasks.gym import GymGame
 from canal_mpi.tasks.local import Game

@@ -8,8 +8,8 @@ import ale_py.roms
 import numpy as np
 
 from canal_mpi import seeding
-from canal_mpi.config import TaskConfig
 from canal_mpi.errors import UsageError
+from canal_mpi.job import TaskConfig
 from canal_mpi.types import CUT, ENDED, LIFE, Array, Columns, Spaces
 
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}

@@ -6,8 +6,8 @@ import gymnasium
 import numpy as np
 
 from canal_mpi import seeding
-from canal_mpi.config import TaskConfig
 from canal_mpi.errors import UsageError
+from canal_mpi.job import TaskConfig
 from canal_mpi.types import CUT, ENDED, Array, Columns, Spaces
 
 
