@@ -88,7 +88,8 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     experienced to their neighbours; whoever comes to that task later learns from it instead of
     playing from scratch. Results are in RUN/run.h5.
     """
-    from canal_mpi.rank.roles import Request, train
+    from canal_mpi.rank.plan import Request
+    from canal_mpi.rank.roles import train
 
     request = Request(
         flags=flags_of(options),

@@ -4,76 +4,24 @@ import json
 import os
 import sys
 import traceback
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log
-from canal_mpi.errors import CanalError, StorageError, UsageError
-from canal_mpi.games import order_of
-from canal_mpi.job import Job, Layer
+from canal_mpi.errors import CanalError, StorageError
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
+from canal_mpi.rank.plan import Plan, Request, make_plan
 from canal_mpi.rank.world import Agreed, World, library_versions
-from canal_mpi.results.files import NAME, RunDirectory, write_whole
-from canal_mpi.topology.graphs import Edges, edges, lonely
+from canal_mpi.results.files import RunDirectory, write_whole
+from canal_mpi.topology.graphs import lonely
 from canal_mpi.topology.link import SoloLink
 from canal_mpi.types import Link
 
 INTERRUPTED = 130
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for on the command line."""
-
-    flags: Layer = field(default_factory=dict)
-    job_file: str | None = None
-    out: str | None = None
-    name: str | None = None
-    force: bool = False
-    agent: int | None = None
-    verbosity: int = 0
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What every rank has to know, worked out by rank 0."""
-
-    job: Job
-    folder: Path
-    run_id: str
-    first_agent: int
-    orders: list[list[str]]
-    edges: list[tuple[int, int]]
-
-    def to_json(self) -> bytes:
-        """The plan for the other ranks."""
-        facts = {
-            "job": config.to_toml(self.job),
-            "folder": str(self.folder),
-            "run_id": self.run_id,
-            "first_agent": self.first_agent,
-            "orders": self.orders,
-            "edges": self.edges,
-        }
-        return json.dumps(facts).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> "Plan":
-        """The plan that rank 0 sent."""
-        facts: dict[str, Any] = json.loads(data)
-        pairs = [(int(a), int(b)) for a, b in facts["edges"]]
-        return cls(
-            config.from_toml(facts["job"]),
-            Path(facts["folder"]),
-            str(facts["run_id"]),
-            int(facts["first_agent"]),
-            facts["orders"],
-            pairs,
-        )
 
 
 def train(request: Request) -> int:
@@ -138,7 +86,9 @@ class Run:
         """Everything a user can get wrong is found before the first environment is made."""
         world, request = self.world, self.request
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
-        self.plan = Plan.from_json(world.from_root(lambda: self._plan().to_json()))
+        self.plan = Plan.from_json(
+            world.from_root(lambda: make_plan(request, world.size).to_json())
+        )
         self.number = world.agent = self.plan.first_agent + world.rank
         world.watch.timeout = self.plan.job.timeout
         self.directory = RunDirectory(self.plan.folder)
@@ -154,48 +104,6 @@ class Run:
         world.finish()
         if world.rank == 0:
             self._close_results()
-
-    def _plan(self) -> Plan:
-        """Read files, check names, decide who does what; on rank 0 only."""
-        from canal_mpi import tasks
-
-        request, size = self.request, self.world.size
-        job = tasks.named(config.resolve(request.flags, request.job_file))
-        first = self._first_agent()
-        orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
-        rounds = job.train.rounds or len(job.tasks)
-        return Plan(
-            job,
-            self._folder(job),
-            datetime.now().strftime("%Y%m%d-%H%M%S"),
-            first,
-            [order[:rounds] for order in orders],
-            sorted(self._edges(job)),
-        )
-
-    def _first_agent(self) -> int:
-        agent = self.request.agent
-        if agent is not None and self.world.size > 1:
-            raise UsageError(
-                f"--agent {agent} is for one rank; this world has {self.world.size}: "
-                "leave it out, or start without mpirun."
-            )
-        if agent is not None and agent < 0:
-            raise UsageError(f"--agent {agent}: agents count from 0.")
-        return agent or 0
-
-    def _edges(self, job: Job) -> Edges:
-        found = edges(job.share.topology, self.world.size)
-        return set() if job.share.policy == "none" else found
-
-    def _folder(self, job: Job) -> Path:
-        request = self.request
-        if request.out and request.name:
-            raise UsageError("--out and --name both say where the run goes; give one of them.")
-        name = request.name or f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        if not request.out and not NAME.fullmatch(name):
-            raise UsageError(f"--name {name}: use letters, digits, dots, dashes, at most 64.")
-        return Path(request.out or f"runs/{name}").absolute()
 
     def _create_folder(self) -> None:
         """The run directory, on rank 0."""
@@ -261,14 +169,8 @@ class Run:
             world.watch.on_beat = self.view.refresh
         beat = self._beat
         order = plan.orders[world.rank]
-        peers = self._peers
+        peers = partial(plan.peers, self.number)
         return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
-
-    def _peers(self, round_: int, task: str) -> list[int]:
-        """Neighbours, both ways, that learn this task in this round too."""
-        both = {(a, b) for a, b in self.plan.edges if (b, a) in self.plan.edges}
-        same = [k for k, order in enumerate(self.plan.orders) if order[round_ - 1] == task]
-        return [k for k in same if (self.number, k) in both]
 
     def _link(self) -> Link:
         if self.world.comm is None or not self.plan.edges:

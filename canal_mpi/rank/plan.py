@@ -1,0 +1,115 @@
+"""What rank 0 works out before anything starts, and sends to the others."""
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from canal_mpi import config
+from canal_mpi.errors import UsageError
+from canal_mpi.games import order_of
+from canal_mpi.job import Job, Layer
+from canal_mpi.results.files import NAME
+from canal_mpi.topology.graphs import Edges, edges
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for on the command line."""
+
+    flags: Layer = field(default_factory=dict)
+    job_file: str | None = None
+    out: str | None = None
+    name: str | None = None
+    force: bool = False
+    agent: int | None = None
+    verbosity: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank has to know, worked out by rank 0."""
+
+    job: Job
+    folder: Path
+    run_id: str
+    first_agent: int
+    orders: list[list[str]]
+    edges: list[tuple[int, int]]
+
+    def to_json(self) -> bytes:
+        """The plan for the other ranks."""
+        facts = {
+            "job": config.to_toml(self.job),
+            "folder": str(self.folder),
+            "run_id": self.run_id,
+            "first_agent": self.first_agent,
+            "orders": self.orders,
+            "edges": self.edges,
+        }
+        return json.dumps(facts).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Plan":
+        """The plan that rank 0 sent."""
+        facts: dict[str, Any] = json.loads(data)
+        pairs = [(int(a), int(b)) for a, b in facts["edges"]]
+        return cls(
+            config.from_toml(facts["job"]),
+            Path(facts["folder"]),
+            str(facts["run_id"]),
+            int(facts["first_agent"]),
+            facts["orders"],
+            pairs,
+        )
+
+    def peers(self, agent: int, round_: int, task: str) -> list[int]:
+        """Neighbours, both ways, that learn this task in this round too."""
+        both = {(a, b) for a, b in self.edges if (b, a) in self.edges}
+        same = [k for k, order in enumerate(self.orders) if order[round_ - 1] == task]
+        return [k for k in same if (agent, k) in both]
+
+
+def make_plan(request: Request, size: int) -> Plan:
+    """Read files, check names, decide who does what; on rank 0 only."""
+    from canal_mpi import tasks
+
+    job = tasks.named(config.resolve(request.flags, request.job_file))
+    first = _first_agent(request, size)
+    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
+    rounds = job.train.rounds or len(job.tasks)
+    return Plan(
+        job,
+        _folder(request, job),
+        datetime.now().strftime("%Y%m%d-%H%M%S"),
+        first,
+        [order[:rounds] for order in orders],
+        sorted(_edges(job, size)),
+    )
+
+
+def _first_agent(request: Request, size: int) -> int:
+    agent = request.agent
+    if agent is not None and size > 1:
+        raise UsageError(
+            f"--agent {agent} is for one rank; this world has {size}: "
+            "leave it out, or start without mpirun."
+        )
+    if agent is not None and agent < 0:
+        raise UsageError(f"--agent {agent}: agents count from 0.")
+    return agent or 0
+
+
+def _edges(job: Job, size: int) -> Edges:
+    found = edges(job.share.topology, size)
+    return set() if job.share.policy == "none" else found
+
+
+def _folder(request: Request, job: Job) -> Path:
+    if request.out and request.name:
+        raise UsageError("--out and --name both say where the run goes; give one of them.")
+    name = request.name or f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
+    if not request.out and not NAME.fullmatch(name):
+        raise UsageError(f"--name {name}: use letters, digits, dots, dashes, at most 64.")
+    return Path(request.out or f"runs/{name}").absolute()
