@@ -21,7 +21,7 @@ JOB_OPTIONS = [
     click.option(
         "--share",
         "policy",
-        help="Lessons agents take: exact, none, previous, all, simnet, wasserstein, module:function.",
+        help="Lessons agents take: exact, none, previous, all, simnet, wasserstein …",
     ),
     click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
     click.option("--topology", help="Who hears whom: full, ring, star, none, or a file of edges."),
