@@ -7,7 +7,7 @@ JOB ?= quick
 
 .PHONY: train test test-all check clean setup
 
-train: .venv/ready  ## five agents, ten games, a minute or two
+train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
 
 test: check .venv-mpich/ready  ## everything that needs only pip

@@ -1,7 +1,6 @@
 """The command line: `canal-mpi train`, `canal-mpi config`. Loads neither torch nor MPI for help."""
 
 import os
-import sys
 from typing import Any
 
 import click
@@ -74,7 +73,7 @@ def cli() -> None:
     Start five agents with `mpirun -np 5 canal-mpi train --job quick`.
 
     Exit codes: 0 done, 2 usage, 65 damaged data, 70 a rank failed, 73 run directory in use,
-    74 input or output, 76 a peer broke the protocol, 78 ranks or jobs differ.
+    74 input or output, 76 a peer broke the protocol, 78 ranks or jobs differ, 130 interrupted.
     """
 
 
@@ -128,10 +127,16 @@ def config(list_tasks: bool, **options: Any) -> None:
     click.echo(to_toml(job, explain=True), nl=False)
 
 
-def main() -> None:
-    """Entry point: every CanalError is one line and an exit code."""
+def run() -> int:
+    """Run the command line; its exit code."""
     try:
-        cli(prog_name="canal-mpi")
+        code = cli(prog_name="canal-mpi", standalone_mode=False)
     except CanalError as error:
         click.echo(f"canal-mpi: {error}", err=True)
-        sys.exit(error.code)
+        return error.code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort as error:
+        raise KeyboardInterrupt from error
+    return int(code or 0)

@@ -41,7 +41,7 @@ def resolve(
 ) -> Job:
     """The job that flags, environment and files make together, checked."""
     layers = [_from_environment(os.environ if environ is None else environ), flags or {}]
-    if job_file:
+    if job_file is not None:
         path = find_job(job_file)
         layers.insert(0, {"name": path.stem} | read_toml(_bytes_of(path), str(path)))
     preset = next((str(x["preset"]) for x in reversed(layers) if "preset" in x), "")
@@ -150,7 +150,7 @@ def _from_environment(environ: Mapping[str, str]) -> Layer:
     for variable, text in environ.items():
         if variable.startswith("CANAL_"):
             if variable not in names:
-                hint = pick.suggestion(variable, names) or "; no setting has that name."
+                hint = pick.suggestion(variable, names, cutoff=0.8) or "; no setting has that name."
                 raise UsageError(f"unknown environment variable {variable}{hint}")
             layer[names[variable]] = parse_value(text)
     return layer
@@ -187,7 +187,8 @@ def find_job(name: str) -> Path:
     """The file of a named job, or the user's own file."""
     if name.endswith(".toml") or "/" in name:
         if not Path(name).is_file():
-            raise UsageError(f"job file {name} does not exist.")
+            what = "is a directory" if Path(name).is_dir() else "does not exist"
+            raise UsageError(f"job file {name} {what}.")
         return Path(name)
     jobs = named_jobs()
     if name not in jobs:
@@ -230,7 +231,7 @@ def to_toml(job: Job, explain: bool = False) -> str:
             section = here
         value = get(job, key)
         text = f"{name} = {_toml_value(value)}"
-        lines.append(f"{text:<32}# {part.metadata['about']}" if explain else text)
+        lines.append(f"{text:<31} # {part.metadata['about']}" if explain else text)
     return "\n".join(lines) + "\n"
 
 

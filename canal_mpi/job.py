@@ -44,7 +44,9 @@ class TaskConfig:
 class TrainConfig:
     """How long an agent trains."""
 
-    frames: int = setting(20000, "agent steps on each task (CANAL's word; not emulator frames)", 1)
+    frames: int = setting(
+        20000, "agent steps on each task (CANAL's word; not emulator frames)", 1, 10**12
+    )
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     log_every: int = setting(500, "turns of the loop between two rows of /train", 1)
 
@@ -64,7 +66,7 @@ class LearnConfig:
         "dqn", "how it learns, or module:Class", names=ALGORITHMS, outside=True
     )
     network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
-    widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 65536)
+    widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
     lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
     batch: int = setting(128, "rows in a batch", 1, 1_000_000)

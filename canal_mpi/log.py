@@ -4,6 +4,8 @@ import logging
 from pathlib import Path
 
 logger = logging.getLogger("canal_mpi")
+logger.addHandler(logging.NullHandler())
+logger.propagate = False
 
 
 def to_file(path: Path, verbose: bool) -> None:
@@ -12,5 +14,4 @@ def to_file(path: Path, verbose: bool) -> None:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.handlers = [handler]
-    logger.propagate = False
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -8,10 +8,10 @@ from typing import Any
 from canal_mpi.errors import UsageError
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`; did you mean 'RoadRunner'?`, or nothing where no name is close."""
     by_lower = {name.lower(): name for name in known}
-    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
     return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
 
 
@@ -20,7 +20,9 @@ def check(kind: str, name: str, table: Iterable[str], outside: bool = True) -> N
     names = sorted(table)
     if name not in names and not (outside and ":" in name):
         hint = suggestion(name, names)
-        raise UsageError(f"unknown {kind} '{name}'{hint or ';'} known: {', '.join(names)}.")
+        raise UsageError(
+            f"unknown {kind} '{name}'{hint or ';'} known: {', '.join(filter(None, names))}."
+        )
 
 
 def pick(kind: str, name: str, table: Mapping[str, Any]) -> Any:

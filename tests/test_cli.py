@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from canal_mpi import __version__, cli
+from canal_mpi.entry import main
 
 
 def run(*arguments: str) -> Result:
@@ -22,7 +23,7 @@ def fails(
     """Exit code and what is printed to stderr by the real entry point."""
     monkeypatch.setattr(sys, "argv", ["canal-mpi", *arguments])
     with pytest.raises(SystemExit) as ended:
-        cli.main()
+        main()
     assert isinstance(ended.value.code, int)
     return ended.value.code, capsys.readouterr().err
 
@@ -65,7 +66,7 @@ def test_the_version_is_told() -> None:
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["config", "--help"]])
 def test_help_loads_neither_torch_nor_mpi_nor_gymnasium(arguments: list[str]) -> None:
     program = (
-        "import sys\nfrom canal_mpi.cli import main\n"
+        "import sys\nfrom canal_mpi.entry import main\n"
         f"sys.argv = ['canal-mpi', *{arguments!r}]\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code\n"
         "heavy = {'torch', 'mpi4py', 'gymnasium', 'ale_py', 'h5py', 'numpy'} & set(sys.modules)\n"

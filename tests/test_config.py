@@ -308,7 +308,7 @@ def test_whole_numbers_are_taken_for_numbers_and_digits_for_whole_numbers() -> N
         ("learn.gamma", 1.01, "learn.gamma = 1.01: expected at most 1."),
         ("learn.gamma", -0.1, "learn.gamma = -0.1: expected at least 0."),
         ("learn.widths", [64, 0], "learn.widths = 0: expected at least 1."),
-        ("learn.widths", [64, 65537], "learn.widths = 65537: expected at most 65536."),
+        ("learn.widths", [64, 16385], "learn.widths = 16385: expected at most 16384."),
         ("share.rows", 2, "share.rows = 2: expected at least 3."),
         ("share.nearest", 0, "share.nearest = 0: expected at least 1."),
         ("memory.current_bias", 1.5, "memory.current_bias = 1.5: expected at most 1."),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from canal_mpi.errors import DirectoryInUse, StorageError, UsageError
-from canal_mpi.results.files import NAME, PARTS, RunDirectory, file_name, write_whole
+from canal_mpi.results.files import NAME, PARTS, RESULTS, RunDirectory, file_name, write_whole
 
 
 def names(folder: Path) -> set[str]:
@@ -140,7 +140,16 @@ def test_a_new_or_an_empty_directory_is_taken(tmp_path: Path, opened: list[RunDi
     create(tmp_path / "empty", opened)
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", sorted(set(PARTS) - RESULTS))
+def test_a_directory_where_only_a_start_failed_can_be_used(
+    tmp_path: Path, opened: list[RunDirectory], part: str
+) -> None:
+    (tmp_path / part).write_text("what a refused start left")
+    create(tmp_path, opened)
+    assert not (tmp_path / part).exists()
+
+
+@pytest.mark.parametrize("part", sorted(RESULTS))
 def test_a_directory_that_holds_a_run_is_refused(
     tmp_path: Path, opened: list[RunDirectory], part: str
 ) -> None:

@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from canal_mpi.errors import StorageError
 from canal_mpi.games import human_normalised
+from canal_mpi.log import logger
 from canal_mpi.rank.launcher import terminal
 from canal_mpi.rank.watch import Watch
 from canal_mpi.results.files import write_whole
@@ -21,10 +23,7 @@ from canal_mpi.types import Progress
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
 WHOLE_GAME = 3000  # steps after which most games are over
-HEADER = (
-    " agent  host          round  task            source        steps          steps/s    return"
-    "      loss  waits"
-)
+HEADER = " agent{host}  round  task         source    steps        steps/s   return    loss waits"
 
 
 class View:
@@ -91,7 +90,9 @@ class View:
 
     def _draw(self) -> None:
         width = _width(self._terminal)
-        lines = [HEADER, *(self._row(k, p) for k, p in enumerate(self.watch.progress))]
+        host = "  host     " if len(set(self.hosts)) > 1 else ""
+        rows = [self._row(agent, progress) for agent, progress in enumerate(self.watch.progress)]
+        lines = [HEADER.format(host=host), *rows]
         lines += [f" {text}" for text in (self._note, self._remaining()) if text]
         self._erase()
         print("\n".join(line[: width - 1] for line in lines), flush=True)
@@ -106,10 +107,15 @@ class View:
         rate = self._rates.get(agent, 0.0)
         what = f"{p.step}/{p.steps}" if p.phase == "training" else p.phase
         return (
-            f" {agent:>4}   {self.hosts[agent]:<12.12}  {p.round:>2}/{self.rounds:<2}  "
-            f"{p.task:<15.15} {_source(p.source):<13} {what:<14.14} {rate:>7.0f}  "
-            f"{_number(p.mean_return, 1):>8}  {_number(p.loss, 4):>8}  {p.wait_share:>4.0%}"
+            f" {agent:>4} {self._host(agent)}  {p.round:>2}/{self.rounds:<3} {p.task:<12.12} "
+            f"{_source(p.source):<9} {what:<12.12} {rate:>7.0f} {_number(p.mean_return, 1):>8} "
+            f"{_number(p.loss, 4):>7} {p.wait_share:>5.0%}"
         )
+
+    def _host(self, agent: int) -> str:
+        """The host's column, where there are several."""
+        several = len(set(self.hosts)) > 1
+        return f" {self.hosts[agent]:<10.10}" if several else ""
 
     def _summary(self) -> str:
         parts = [
@@ -163,7 +169,10 @@ class View:
             for agent, p in enumerate(self.watch.progress)
         ]
         facts = {"status": status, "time": time(), "rounds": self.rounds, "agents": agents}
-        write_whole(self.folder / "status.json", json.dumps(facts).encode())
+        try:
+            write_whole(self.folder / "status.json", json.dumps(facts).encode())
+        except StorageError as error:
+            logger.warning("%s", error)  # only for programs that watch; the run goes on
 
     def ending(self, store: Store, frames: int, cap: int) -> None:
         """The table of what was learnt from whom, and what to type next."""
@@ -187,7 +196,8 @@ class View:
 
 def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
     """One line an agent and task: its source, score and, of whole games, the HNS."""
-    lines = ["", f" agent  round  task            source         {'score':>9}     HNS"]
+    hns_head = "     HNS" if whole_games else ""
+    lines = ["", f" agent  round  task            source         {'score':>9}{hns_head}"]
     for k in np.lexsort((tasks["round"], tasks["agent"])):
         task, score = tasks["task"][k].decode(), float(tasks["score"][k])
         donors = tasks["donors"][k].decode()
@@ -205,7 +215,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _source(donor: int) -> str:
-    return f"from agent {donor}" if donor >= 0 else "plays"
+    return f"agent {donor}" if donor >= 0 else "plays"
 
 
 def _number(value: float, digits: int) -> str:

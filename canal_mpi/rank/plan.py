@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from canal_mpi import config
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
 from canal_mpi.job import Job, Layer
-from canal_mpi.results.files import NAME
+from canal_mpi.results.files import NAME, file_name
 from canal_mpi.topology.graphs import Edges, edges
 
 
@@ -109,7 +109,12 @@ def _edges(job: Job, size: int) -> Edges:
 def _folder(request: Request, job: Job) -> Path:
     if request.out and request.name:
         raise UsageError("--out and --name both say where the run goes; give one of them.")
-    name = request.name or f"{job.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    if not request.out and not NAME.fullmatch(name):
-        raise UsageError(f"--name {name}: use letters, digits, dots, dashes, at most 64.")
-    return Path(request.out or f"runs/{name}").absolute()
+    if request.out == "" or request.name == "":
+        raise UsageError("--out and --name can't be empty.")
+    if request.name and not NAME.fullmatch(request.name):
+        raise UsageError(f"--name {request.name}: use letters, digits, dots, dashes, at most 64.")
+    name = request.name or f"{file_name(job.name)[:40]}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        return Path(request.out or f"runs/{name}").absolute()
+    except OSError as error:
+        raise StorageError(f"the current directory can't be used: {error.strerror}.") from error

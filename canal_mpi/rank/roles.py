@@ -1,7 +1,10 @@
 """`canal-mpi train` on every rank: agree on the job, find the role, live it, leave together."""
 
 import json
+import logging
 import os
+import shlex
+import signal
 import sys
 import traceback
 from dataclasses import asdict
@@ -11,7 +14,7 @@ from time import sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log
-from canal_mpi.errors import CanalError, StorageError
+from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, make_plan
@@ -27,21 +30,22 @@ INTERRUPTED = 130
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
     world = World()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         world.open()
         Run(world, request).go()
     except Agreed as error:
         return _end_together(world, str(error), error.code)
     except KeyboardInterrupt:
-        return _fail(world, "interrupted; finished rounds are safe.", INTERRUPTED)
+        return _interrupted(world)
     except CanalError as error:
         return _fail(world, f"{_who(world)}: {error}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
         if request.verbosity > 0:
             traceback.print_exc()
-        words = f"{type(error).__name__}: {error}"
-        return _fail(world, f"{_who(world)} failed: {words}; the traceback is in its log.", 70)
+        words = f"{_who(world)} failed: {type(error).__name__}: {error}"
+        return _fail(world, f"{words}{_log_hint()}", 70)
     return 0
 
 
@@ -67,6 +71,22 @@ def _end_together(world: World, message: str, code: int) -> int:
     return code
 
 
+def _interrupted(world: World) -> int:
+    """Ctrl-C or SIGTERM: rank 0 says so, unless the job is being taken down for another reason."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
+        _complain("interrupted; finished rounds are safe.", INTERRUPTED)
+    world.abort(INTERRUPTED)
+    return INTERRUPTED
+
+
+def _log_hint() -> str:
+    """Where the traceback is, once there is a log."""
+    files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
+    return f"; the traceback is in {files[0]}." if files else "; -v shows the traceback."
+
+
 def _fail(world: World, message: str, code: int) -> int:
     """One rank's trouble ends them all."""
     logger.error("%s", message)
@@ -81,6 +101,7 @@ class Run:
 
     def __init__(self, world: World, request: Request) -> None:
         self.world, self.request = world, request
+        self._told = -1  # the round that the witness knows of
 
     def go(self) -> None:
         """Everything a user can get wrong is found before the first environment is made."""
@@ -99,6 +120,7 @@ class Run:
         agent = world.together(self._build)
         if world.rank == 0:
             self._greet(agent.replay.nbytes)
+            world.watch.on_beat = self.view.refresh
         agent.record.sink.flush(0)
         agent.run()
         world.finish()
@@ -165,12 +187,15 @@ class Run:
             device=plan.job.learn.device,
             role="agent",
         )
-        if world.rank == 0:
-            world.watch.on_beat = self.view.refresh
         beat = self._beat
         order = plan.orders[world.rank]
         peers = partial(plan.peers, self.number)
-        return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
+        try:
+            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
+        except MemoryError as error:
+            raise UsageError(
+                f"not enough memory: {error}; lower replay.capacity or learn.widths."
+            ) from error
 
     def _link(self) -> Link:
         if self.world.comm is None or not self.plan.edges:
@@ -192,8 +217,6 @@ class Run:
             )
         self.world.watch.beat(progress)
 
-    _told = -1
-
     def _greet(self, replay_bytes: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
@@ -205,12 +228,14 @@ class Run:
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
             f"replay {replay_bytes / 1e6:.0f} MB an agent · {plan.folder}"
         )
+        file = self.request.job_file
+        job_flag = f" --job {shlex.quote(file)}" if file else ""
         if world.launcher is None:
             self.view.say(
                 f"One agent (agent {self.number}), no sharing; five that share: "
-                f"mpirun -np 5 canal-mpi train --job {self.request.job_file or 'quick'}"
+                f"mpirun -np 5 canal-mpi train{job_flag}"
             )
-        alone = lonely(set(plan.edges), size) if plan.edges else []
+        alone = lonely(set(plan.edges), size) if job.share.policy != "none" and size > 1 else []
         if alone:
             self.view.say(f"warning: no edge touches agent {', '.join(map(str, alone))}.")
         self.view.event("start", agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
@@ -222,18 +247,13 @@ class Run:
         job = self.plan.job
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
         folder = _short_path(self.plan.folder)
-        again = "".join(f" --job {name}" for name in (self.request.job_file,) if name)
+        again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}"
         start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
         sharing = bool(self.plan.edges)
-        other = (
-            f"{start}canal-mpi train{again} --share none"
-            if sharing
-            else (f"mpirun -np 5 canal-mpi train{again}")
-        )
+        other = f"{start}{again} --share none" if sharing else f"mpirun -np 5 {again} --share exact"
         self.view.say(
             f"Results: {folder}/run.h5\nNext:\n"
-            f"  {other:<60} {'the same without sharing' if sharing else 'five that share'}\n"
-            f"  {f'canal-mpi config --job {folder}/job.toml':<60} the job as it ran"
+            f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
         )
 
 

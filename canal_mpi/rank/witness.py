@@ -11,8 +11,22 @@ import socket
 import sys
 from time import sleep
 
+from canal_mpi.rank.launcher import detect
+
 GOODBYE, HUSH = b"goodbye", b"hush"
 LINGER = 0.7  # seconds for which the first to speak silences the others
+
+
+_standing_by: "Witness | None" = None
+
+
+def stand_by() -> "Witness | None":
+    """The witness of this process, if a launcher started it; made at the first call."""
+    global _standing_by
+    launcher = detect()
+    if launcher and _standing_by is None:
+        _standing_by = Witness(launcher.rank, socket.gethostname())
+    return _standing_by
 
 
 class Witness:
@@ -20,7 +34,7 @@ class Witness:
 
     def __init__(self, rank: int, host: str) -> None:
         job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}"
-        self._speech = f"{job}-speaks"
+        self._job, self._speech = job, f"{job}-speaks"
         self._floor: socket.socket | None = None
         read, self._write = os.pipe()
         sys.stdout.flush()
@@ -28,8 +42,7 @@ class Witness:
         self._child = os.fork()
         if self._child == 0:
             os.close(self._write)
-            words = f"rank {rank} on {host} was killed or left without a word at the start."
-            _watch(read, job, words)
+            _watch(read, job, f"rank {rank} on {host} was ended at the start, without a word.")
         os.close(read)
         os.set_inheritable(self._write, False)
 
@@ -42,9 +55,12 @@ class Witness:
         self._send(GOODBYE)
 
     def may_speak(self) -> bool:
-        """Whether no other rank of this host has already said what is wrong."""
+        """Whether no other rank of this host has already said what is wrong, or died."""
         self._floor = self._floor or _claim(self._speech)
-        return self._floor is not None
+        death = _claim(self._job)
+        if death is not None:
+            death.close()
+        return self._floor is not None and death is not None
 
     def hush(self) -> None:
         """The rank has said itself what is wrong and takes the others down with it."""

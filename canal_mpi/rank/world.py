@@ -18,7 +18,7 @@ from canal_mpi.columns import WIRE_VERSION
 from canal_mpi.errors import CanalError, RanksDiffer
 from canal_mpi.rank.launcher import Launcher, detect
 from canal_mpi.rank.watch import Watch
-from canal_mpi.rank.witness import Witness
+from canal_mpi.rank.witness import stand_by
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -46,7 +46,7 @@ class World:
     def __init__(self) -> None:
         launcher = detect()
         self.host = socket.gethostname()
-        self.witness = Witness(launcher.rank, self.host) if launcher else None
+        self.witness = stand_by()
         self.launcher = launcher
         self.rank = launcher.rank if launcher else 0
 

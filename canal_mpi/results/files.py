@@ -10,6 +10,7 @@ from pathlib import Path
 from canal_mpi.errors import DirectoryInUse, StorageError, UsageError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RESULTS = {"run.h5", "checkpoints", "membuf"}  # a folder with one of these holds a run
 PARTS = ("job.toml", "run.h5", "events.jsonl", "status.json", "logs", "checkpoints", "membuf")
 
 
@@ -56,22 +57,8 @@ class RunDirectory:
 
     def create(self, force: bool, needed_bytes: int) -> None:
         """Make the folder, or refuse one that holds a run already."""
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--out {self.path} is a file; name a directory.")
-        held = [part for part in PARTS if (self.path / part).exists()]
-        if self.path.is_dir() and any(entry.name != ".lock" for entry in self.path.iterdir()):
-            if not held:
-                raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
-            self._take_lock()
-            if not force:
-                raise UsageError(
-                    f"{self.path} holds a run already; name another --out, or --force to "
-                    "replace it."
-                )
-            self._clear()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._take_lock()
+            self._make(force)
             free = shutil.disk_usage(self.path).free
         except OSError as error:
             raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
@@ -80,6 +67,20 @@ class RunDirectory:
                 f"{self.path} has {free / 1e6:.1f} MB free; this run needs up to "
                 f"{needed_bytes / 1e6:.1f} MB: free some, or name another --out."
             )
+
+    def _make(self, force: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"--out {self.path} is a file; name a directory.")
+        self.path.mkdir(parents=True, exist_ok=True)
+        there = {entry.name for entry in self.path.iterdir()}
+        if there - {*PARTS, ".lock"} and not there & RESULTS:
+            raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
+        self._take_lock()
+        if there & RESULTS and not force:
+            raise UsageError(
+                f"{self.path} holds a run already; name another --out, or --force to replace it."
+            )
+        self._clear()  # also what a start that failed has left
 
     def _take_lock(self) -> None:
         if self._lock is not None:

@@ -1,0 +1,20 @@
+"""Where `canal-mpi` starts: a witness first, everything that takes time to load after it."""
+
+import sys
+
+from canal_mpi.rank import witness
+
+INTERRUPTED = 130
+
+
+def main() -> None:
+    """Run the command line; every trouble is one line and an exit code."""
+    if "train" in sys.argv[1:]:
+        witness.stand_by()
+    try:
+        from canal_mpi.cli import run
+
+        sys.exit(run())
+    except KeyboardInterrupt:
+        print("canal-mpi: interrupted.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
