@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from time import sleep
 
 from canal_mpi.rank.launcher import detect
@@ -88,6 +89,8 @@ def _claim(name: str) -> socket.socket | None:
 def _watch(read: int, job: str, first_words: str) -> None:
     """The helper's whole life; it never returns."""
     os.setsid()
+    with suppress(OSError):  # only with rights; it sleeps, and wakes before the launcher cleans up
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     os.closerange(0, 2)
