@@ -14,9 +14,10 @@ from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.membuf.memory import Memory
 from canal_mpi.membuf.replay import Replay
+from canal_mpi.membuf.segments import one_after_another
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
-from canal_mpi.types import CUT, ENDED, Array, Batch, EnvMaker, Learner
+from canal_mpi.types import CUT, ENDED, Array, Batch, Columns, EnvMaker, Learner
 
 
 @dataclass(frozen=True)
@@ -198,8 +199,12 @@ class Agent:
         """Learn the task with lessons; the score, or None where they made the agent worse."""
         weights = self.learner.state() if self.job.reuse.admission else {}
         same = [lesson for lesson in lessons if lesson.offer.task == self.task]
-        others = {x.offer.task: x.rows for x in lessons if x.offer.task != self.task}
-        self.replay.begin([lesson.rows for lesson in same], others)
+        others: dict[str, list[Columns]] = {}
+        for lesson in lessons:
+            if lesson.offer.task != self.task:
+                others.setdefault(lesson.offer.task, []).append(lesson.rows)
+        foreign = {task: one_after_another(parts) for task, parts in others.items()}
+        self.replay.begin([lesson.rows for lesson in same], foreign)
         self.train(self.how_to_reuse(same))
         after = self.evaluate()
         kept = not (self.job.reuse.admission and after < before)
@@ -251,8 +256,8 @@ class Agent:
             rows = [lesson.rows for lesson in lessons if lesson.offer.task == self.task]
             if len(self.replay.own):
                 rows.append(self.replay.own.export_all())
-            whole = {name: np.concatenate([part[name] for part in rows]) for name in rows[0]}
-            self.memory.keep(self.task, whole, self.learner.values, self.stream("memory"))
+            values, rng = self.learner.values, self.stream("memory")
+            self.memory.keep(self.task, one_after_another(rows), values, rng)
         self.replay.foreign = 1.0
         self.learner.consolidate(self.batch_of_the_task)
 

@@ -685,3 +685,11 @@ def test_the_way_of_the_small_world_is_what_the_tests_believe() -> None:
     assert WAY == {RIGHT: 1, LEFT: 0}
     rows = walked(LEFT, 8)
     assert rows["reward"].tolist() == [0, 0, 0, 2, 0, 0, 0, 2, 0]
+
+
+def test_all_lessons_of_another_task_are_used() -> None:
+    job = small_job(share__policy="all", reuse__admission=False)
+    lessons = [parcel(LEFT, rows=played(steps), donor=steps) for steps in (5, 7)]
+    agent = small_agent(job, link=Donors(lessons))
+    agent.run()
+    assert len(agent.replay.others[LEFT].export_all()["action"]) == (5 + 1) + (7 + 1)

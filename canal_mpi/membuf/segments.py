@@ -31,6 +31,11 @@ def join(rows: Columns, pieces: list[Piece]) -> Columns:
     return joined
 
 
+def one_after_another(parts: list[Columns]) -> Columns:
+    """Rows of several lessons as one; each ends with a LAST row, so nothing crosses."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
 def _within(order: Array, pieces: list[Piece], most: int) -> list[Piece]:
     """The first pieces in that order that fit into `most` rows, oldest first again."""
     sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
