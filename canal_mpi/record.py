@@ -164,6 +164,10 @@ class Recorder:
         sides = (offer.donor, self.agent)
         self._exchange(kind, offer, *sides, size, *times, reason, before, after)
 
+    def swapped(self, offer: Offer) -> None:
+        """Rows that a neighbour on the same task sent while it was learning."""
+        self._exchange("swap", offer, offer.donor, self.agent, offer.bytes, 0.0, 0.0, "")
+
     def refused(self, parcel: Parcel, reason: str) -> None:
         """A lesson that did not arrive whole."""
         offer, times = parcel.offer, (parcel.seconds, parcel.wait_seconds)
@@ -202,7 +206,7 @@ class Recorder:
             wait_seconds=wait_seconds,
             score_before=score_before,
             score_after=score_after,
-            kept=kind == "lesson",
+            kept=kind in ("lesson", "swap"),
             reason=reason,
             **{"from": sender},
         )

@@ -80,7 +80,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "score": SCORE,
     },
     "exchange": {
-        "kind": Column(TEXT, "offer, lesson, refusal or drop"),
+        "kind": Column(TEXT, "offer, lesson, swap, refusal or drop"),
         "round": ROUND,
         "donor": Column("<i4", "agent that played"),
         "from": Column("<i4", "agent that sent it"),

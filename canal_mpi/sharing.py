@@ -144,7 +144,7 @@ class Sharing:
                 if lesson:
                     replay.join(lesson.rows)
                     whole = replace(offer, rows=len(lesson.rows["action"]))
-                    self.record.used(whole, nan, nan, True)
+                    self.record.swapped(whole)
 
 
 def _moves(rows: Columns, first: int, last: int) -> Columns:

@@ -175,7 +175,7 @@ def test_new_rows_reach_every_other_agent_exactly_once() -> None:
     for side in sides:
         swaps = [range(40), range(40, 100), range(100, 140), range(140, 200)]
         assert side.arrived() == [list(numbers) for numbers in swaps for _ in range(2)]
-        assert side.sink.kinds() == ["lesson"] * 8
+        assert side.sink.kinds() == ["swap"] * 8
 
 
 def test_nothing_beyond_the_last_multiple_of_save_is_sent() -> None:
@@ -258,7 +258,7 @@ def test_damaged_rows_of_a_swap_are_refused_and_the_swapping_goes_on() -> None:
     link = Donors(answers=[bytes(bad), foreign, other_task, b"nonsense", good])
     side = _Side(link, 0, [1], lsc__save=5, lsc__load=5)
     side.play(25)
-    assert side.sink.kinds() == ["refusal"] * 4 + ["lesson"]
+    assert side.sink.kinds() == ["refusal"] * 4 + ["swap"]
     assert side.arrived() == [list(range(9))]
 
 
