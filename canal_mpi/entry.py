@@ -9,12 +9,12 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Run the command line; every trouble is one line and an exit code."""
-    if "train" in sys.argv[1:]:
-        witness.stand_by()
+    watched = witness.stand_by() if "train" in sys.argv[1:] else None
     try:
         from canal_mpi.cli import run
 
         sys.exit(run())
     except KeyboardInterrupt:
-        print("canal-mpi: interrupted.", file=sys.stderr)
+        if watched is None or watched.may_speak():
+            print("canal-mpi: interrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -155,11 +155,12 @@ def test_a_rank_killed_at_any_moment_leaves_nothing_behind(
         text=True,
     )
     deadline = time.monotonic() + 30
-    while not list(out.glob("logs/*")) and time.monotonic() < deadline:
+    log = out / "logs" / "agent-2.log"
+    while "process " not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(moment)
-    log = (out / "logs").glob("agent-2.log")
-    pid = int(next(log).read_text().split("process ")[1].split()[0])
+    pid = int(log.read_text().split("process ")[1].split()[0])
     os.kill(pid, signal.SIGKILL)
     start = time.monotonic()
     _, err = job.communicate(timeout=20)

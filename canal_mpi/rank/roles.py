@@ -63,6 +63,7 @@ def _complain(message: str, code: int) -> int:
 
 def _end_together(world: World, message: str, code: int) -> int:
     """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""
+    _ignore_signals()
     if world.rank == 0:
         _complain(message, code)
     else:
@@ -73,12 +74,17 @@ def _end_together(world: World, message: str, code: int) -> int:
 
 def _interrupted(world: World) -> int:
     """Ctrl-C or SIGTERM: rank 0 says so, unless the job is being taken down for another reason."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_signals()
     if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
         _complain("interrupted; finished rounds are safe.", INTERRUPTED)
     world.abort(INTERRUPTED)
     return INTERRUPTED
+
+
+def _ignore_signals() -> None:
+    """The end has begun: a launcher that cleans up must not start another one."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _log_hint() -> str:
@@ -89,6 +95,7 @@ def _log_hint() -> str:
 
 def _fail(world: World, message: str, code: int) -> int:
     """One rank's trouble ends them all."""
+    _ignore_signals()
     logger.error("%s", message)
     if world.witness is None or world.witness.may_speak():
         _complain(message, code)
