@@ -160,3 +160,14 @@ def test_a_bound_of_less_than_a_segment_still_keeps_something() -> None:
     memory = _memory(40)
     memory.keep("old", played(1000), _marks, _rng())
     assert 2 <= len(memory.tasks["old"].rows["flags"]) <= 40
+
+
+def test_full_reservoirs_take_no_more_memory_than_announced() -> None:
+    memory = Memory(WALK, 3000, Sampler(WALK, Recipe(8, 0.9)))
+    for k, task in enumerate(("a", "b", "c")):
+        rng = np.random.default_rng(k)
+        memory.keep(task, played(1500), lambda obs: np.zeros((len(obs), WALK.actions)), rng)
+    held = sum(
+        column.nbytes for past in memory.tasks.values() for column in past.rows.values()
+    ) + sum(past.buffer.nbytes for past in memory.tasks.values())
+    assert 0.8 * memory.nbytes < held <= 1.1 * memory.nbytes

@@ -26,6 +26,11 @@ class Memory:
         self.spaces, self.most, self.sampler = spaces, most, sampler
         self.tasks: dict[str, Past] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Memory of full reservoirs: rows (kept twice: as rows and to draw from) and values."""
+        return self.most * (2 * self.spaces.row_bytes + 4 * self.spaces.actions)
+
     def keep(
         self,
         task: str,

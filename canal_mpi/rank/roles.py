@@ -126,7 +126,7 @@ class Run:
             self._open_results()
         agent = world.together(self._build)
         if world.rank == 0:
-            self._greet(agent.replay.nbytes)
+            self._greet(agent.replay.nbytes, agent.memory.nbytes)
             world.watch.on_beat = self.view.refresh
         agent.record.sink.flush(0)
         agent.run()
@@ -224,7 +224,7 @@ class Run:
             )
         self.world.watch.beat(progress)
 
-    def _greet(self, replay_bytes: int) -> None:
+    def _greet(self, replay_bytes: int, memory_bytes: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
         size, hosts = world.size, len(set(world.hosts))
@@ -233,7 +233,8 @@ class Run:
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
             f"{hosts} host{'s' * (hosts > 1)} · {sharing} · seed {job.seed} · "
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
-            f"replay {replay_bytes / 1e6:.0f} MB an agent · {plan.folder}"
+            f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
+            f"{plan.folder}"
         )
         file = self.request.job_file
         job_flag = f" --job {shlex.quote(file)}" if file else ""
