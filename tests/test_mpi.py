@@ -340,3 +340,20 @@ def test_five_agents_share_ten_real_games(out: Path) -> None:
     found = donors(out / "run.h5")
     assert len(found) == 40
     assert all(agent != donor for agent, donor, _ in found)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(out: Path) -> None:
+    command = f"mpirun -np 2 canal-mpi train --job smoke {' '.join(LAZY)} --out {out}"
+    shell = ["bash", "-c", f"set -o pipefail; ({command}; echo code $? >&2) | head -1"]
+    result = run(shell)
+    assert "code 0" in result.err, result.err
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "finished"
+
+
+def test_a_run_alone_goes_on_when_nobody_reads_its_output_any_more(out: Path) -> None:
+    command = f"canal-mpi train --job smoke {' '.join(LAZY)} --out {out}"
+    result = run(["bash", "-c", f"({command}; echo code $? >&2) | head -1"])
+    assert "code 0" in result.err, result.err
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "finished"

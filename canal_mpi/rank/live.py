@@ -47,7 +47,16 @@ class View:
         """A line that stays."""
         if self.verbosity >= 0:
             self._erase()
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        """Show something; where nobody reads any more, the run goes on in silence."""
+        try:
             print(text, flush=True)
+        except OSError as error:
+            logger.warning("output is closed (%s): going on without it", error)
+            self.verbosity, self._terminal = -1, None
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def event(self, kind: str, **facts: Any) -> None:
         """One line of events.jsonl."""
@@ -95,7 +104,7 @@ class View:
         lines = [HEADER.format(host=host), *rows]
         lines += [f" {text}" for text in (self._note, self._remaining()) if text]
         self._erase()
-        print("\n".join(line[: width - 1] for line in lines), flush=True)
+        self._print("\n".join(line[: width - 1] for line in lines))
         self._drawn = len(lines)
 
     def _erase(self) -> None:
