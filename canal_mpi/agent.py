@@ -56,10 +56,14 @@ class Agent:
 
     def run(self) -> None:
         """Every task of the order: a round each."""
+        late = 0.0  # waited for the slowest of the round before
         for round_, task in enumerate(self.order, 1):
             self.record.begin(task, round_)
+            self.record.waited(late)
             self.learn_task(task, round_)
+            start = perf_counter()
             self.record.sink.flush(round_)
+            late = perf_counter() - start
 
     def learn_task(self, task: str, round_: int) -> None:
         """One round: take lessons, train, be evaluated, offer what was experienced."""
@@ -76,7 +80,7 @@ class Agent:
             self.replay.begin([])
             self.train(Training(self.job.train.frames, epsilon=self.job.explore.start))
             score = self.evaluate()
-        self.sharing.finish_swaps(self.replay)
+        self.sharing.finish_swaps(self.replay, self.learner)
         self.evaluate_others(round_)
         self.remember(lessons)
         self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
@@ -99,7 +103,7 @@ class Agent:
     def play(self, how: Training) -> None:
         """The training loop: act, learn while the environment works, store."""
         self.replay.foreign = how.foreign
-        self.sharing.restart()
+        self.sharing.restart(self.learner)
         env = self.envs(self.task, "train", self.number)
         obs, done = env.reset(), 0
         self.replay.own.start(obs)
@@ -115,7 +119,7 @@ class Agent:
             step = env.receive()
             self.replay.own.add(actions, step)
             self.record.step(step)
-            self.sharing.swap(self.replay, done)
+            self.sharing.swap(self.replay, self.learner, done)
             obs = step.start
             self.record.env_seconds += perf_counter() - learnt + sent - start
             self.note_turn(done - before, self.epsilon(done))
@@ -205,6 +209,7 @@ class Agent:
                 others.setdefault(lesson.offer.task, []).append(lesson.rows)
         foreign = {task: one_after_another(parts) for task, parts in others.items()}
         self.replay.begin([lesson.rows for lesson in same], foreign)
+        self.sharing.sync.leave(self.learner)
         self.train(self.how_to_reuse(same))
         after = self.evaluate()
         kept = not (self.job.reuse.admission and after < before)

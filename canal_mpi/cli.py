@@ -24,6 +24,9 @@ JOB_OPTIONS = [
     ),
     click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
     click.option("--topology", help="Who hears whom: full, ring, star, none, or a file of edges."),
+    click.option("--exchange", help="rounds: in step, reproducible; free: nobody ever waits."),
+    click.option("--sync", help="On the same task also share parameters: blend or gradients."),
+    click.option("--lessons", metavar="RUN", help="Offer the lessons of an earlier run too."),
     click.option("--obs", help="What agents see of Atari games: ram or pixels."),
     click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
     click.option(
@@ -43,6 +46,9 @@ FLAG_KEYS = {
     "policy": "share.policy",
     "reuse": "reuse.mode",
     "topology": "share.topology",
+    "exchange": "share.exchange",
+    "sync": "sync.mode",
+    "lessons": "share.lessons",
     "obs": "task.obs",
     "variant": "task.variant",
 }

@@ -54,6 +54,11 @@ def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
     return columns
 
 
+def check(data: bytes) -> None:
+    """DamagedData where a message is not whole: header, length, checksum."""
+    _checked_body(memoryview(data))
+
+
 def _proper(name: str, dtype: str, dimensions: int) -> bool:
     fits = NAME.fullmatch(name) and DTYPE.fullmatch(dtype)
     return bool(fits) and dimensions <= MOST_DIMENSIONS

@@ -10,6 +10,10 @@ from canal_mpi.membuf.segments import CHOOSERS
 from canal_mpi.membuf.share import GATES, POLICIES
 from canal_mpi.topology.graphs import TOPOLOGIES
 
+CLOCKS = ("rounds", "free")
+PACKS = ("auto", "always", "never")
+SYNC_MODES = ("none", "blend", "gradients")
+
 
 def setting(
     default: Any,
@@ -155,7 +159,18 @@ class ShareConfig:
     probe: int = setting(
         500, "random steps on a new task to compare it (simnet, wasserstein)", 2, 1_000_000
     )
+    exchange: str = setting(
+        "rounds", "rounds: in step, same bits every time; free: nobody waits", names=CLOCKS
+    )
+    relay: bool = setting(True, "pass on offers and lessons of others")
+    budget: int = setting(0, "most bytes of lessons an agent takes in a round; 0: any", 0)
+    pack: str = setting(
+        "auto", "compress lessons; auto: only where the link is slower than that", names=PACKS
+    )
+    patience: float = setting(60.0, "seconds without a byte that a lesson is waited for", 0.1, 1e6)
+    lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
     limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
+    hold_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)
 
 
 @dataclass(frozen=True)
@@ -174,6 +189,16 @@ class LscConfig:
 
     save: int = setting(0, "own steps after which new rows are ready for others; 0: off", 0)
     load: int = setting(5000, "own steps between two swaps of rows", 1)
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """Sharing of weights or gradients among neighbours on the same task."""
+
+    mode: str = setting("none", "blend weights, or average gradients", names=SYNC_MODES)
+    every: int = setting(500, "own steps between two blends", 1)
+    alpha: float = setting(0.5, "weight of the neighbours' mean in a blend", 0, 1)
+    wire: str = setting("float32", "numbers on the wire", names=("float32", "float16"))
 
 
 @dataclass(frozen=True)
@@ -211,6 +236,7 @@ class Job:
     share: ShareConfig = field(default_factory=ShareConfig)
     simnet: SimnetConfig = field(default_factory=SimnetConfig)
     lsc: LscConfig = field(default_factory=LscConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 

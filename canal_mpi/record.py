@@ -6,7 +6,7 @@ from time import perf_counter
 
 import numpy as np
 
-from canal_mpi.types import CUT, ENDED, Beat, Offer, Parcel, Progress, Sink, Step
+from canal_mpi.types import CUT, ENDED, Beat, Moved, Offer, Parcel, Progress, Sink, Step
 
 
 class Recorder:
@@ -28,7 +28,7 @@ class Recorder:
         self._parcels: dict[tuple[int, int], Parcel] = {}
         self._exam: list[tuple[float, int]] = []
         self.env_seconds = self.learn_seconds = 0.0
-        self._task_wait = 0.0
+        self._task_wait = self.exchange_seconds = 0.0
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=100)
         self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -146,9 +146,11 @@ class Recorder:
                 length=length,
             )
 
-    def offered(self, offer: Offer, receiver: int) -> None:
-        """An offer that left."""
-        self._exchange("offer", offer, self.agent, receiver, offer.bytes, 0.0, 0.0, "")
+    def moved(self, moved: Moved) -> None:
+        """An offer, a request or a lesson that crossed an edge, or was refused on its way."""
+        times = (moved.seconds, 0.0)
+        ends = (moved.sender, moved.receiver, moved.bytes)
+        self._exchange(moved.kind, moved.offer, *ends, *times, moved.reason, round_=moved.round)
 
     def received(self, parcel: Parcel) -> None:
         """A lesson that arrived whole; `used` writes its row."""
@@ -161,7 +163,7 @@ class Recorder:
         kind = "lesson" if kept else "drop"
         reason = "" if kept else "the agent was worse after it"
         size = len(parcel.data)
-        sides = (offer.donor, self.agent)
+        sides = (parcel.sender, self.agent)
         self._exchange(kind, offer, *sides, size, *times, reason, before, after)
 
     def swapped(self, offer: Offer) -> None:
@@ -169,15 +171,10 @@ class Recorder:
         self._exchange("swap", offer, offer.donor, self.agent, offer.bytes, 0.0, 0.0, "")
 
     def refused(self, parcel: Parcel, reason: str) -> None:
-        """A lesson that did not arrive whole."""
+        """A lesson that did not arrive whole, or was not asked for."""
         offer, times = parcel.offer, (parcel.seconds, parcel.wait_seconds)
         size = len(parcel.data)
-        self._exchange("refusal", offer, offer.donor, self.agent, size, *times, reason)
-
-    def refused_offer(self, sender: int, reason: str) -> None:
-        """An offer that failed its checks."""
-        odd = Offer(sender, self.round, "", nan, 0, 0)
-        self._exchange("refusal", odd, sender, self.agent, 0, 0.0, 0.0, reason)
+        self._exchange("refusal", offer, parcel.sender, self.agent, size, *times, reason)
 
     def _exchange(
         self,
@@ -191,11 +188,12 @@ class Recorder:
         reason: str,
         score_before: float = nan,
         score_after: float = nan,
+        round_: int = 0,
     ) -> None:
         self.sink.add(
             "exchange",
             kind=kind,
-            round=self.round,
+            round=round_ or self.round,
             donor=offer.donor,
             to=receiver,
             task=offer.task,
@@ -206,7 +204,7 @@ class Recorder:
             wait_seconds=wait_seconds,
             score_before=score_before,
             score_after=score_after,
-            kept=kind in ("lesson", "swap"),
+            kept=kind in ("lesson", "swap", "transfer"),
             reason=reason,
             **{"from": sender},
         )
@@ -227,4 +225,5 @@ class Recorder:
             score=score,
             seconds=perf_counter() - self._start,
             wait_seconds=self._task_wait,
+            exchange_seconds=self.exchange_seconds,
         )

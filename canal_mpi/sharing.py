@@ -1,8 +1,9 @@
-"""What an agent does with others: choose lessons, offer its own, swap rows inside a task."""
+"""What an agent does with others: choose lessons, offer its own, swap rows and weights."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
+from time import perf_counter
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join
 from canal_mpi.membuf.share import Need, Policy, better
 from canal_mpi.record import Recorder
-from canal_mpi.types import LAST, Array, Columns, Embed, Learner, Link, Offer, Parcel
+from canal_mpi.sync import Group, Sync
+from canal_mpi.types import LAST, SWAPS, Array, Columns, Embed, Learner, Link, Offer, Parcel
 
 EMBEDDED = ("simnet", "wasserstein")
 
@@ -30,32 +32,50 @@ class Sharing:
         record: Recorder,
         embed: Embed,
         peers: Callable[[int, str], Sequence[int]],
+        packs: bool = True,
     ) -> None:
-        self.job, self.number, self.link = job, number, link
+        self.job, self.number, self.link, self.packs = job, number, link, packs
         self.policy, self.record, self._embed, self._peers = policy, record, embed, peers
         self.compares = job.share.policy in EMBEDDED
         self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
-        self._active: list[int] = []
-        self._sent = 0
+        self.sync = Sync(job.sync, number, link)
+        self._swaps, self._sent = Group(link, SWAPS, []), 0
+        link.note = record.moved
 
     def begin(self, task: str, round_: int) -> None:
-        """A new task: neighbours that learn it in this round too may swap rows."""
+        """A new task: neighbours that learn it in this round too may swap rows and weights."""
         self.task, self.round, self._sent = task, round_, 0
-        self._active = list(self._peers(round_, task)) if self.job.lsc.save else []
+        self.link.begin(round_)
+        peers = self._peers(round_, task)
+        self._swaps = Group(self.link, SWAPS, peers if self.job.lsc.save else [])
+        self.sync.begin(peers)
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────
 
     def take(self, replay: Replay, embedding: Array, own_score: float) -> list[Lesson]:
         """Fetch what the policy wants of the offers; damaged lessons are refused."""
         self.record.phase("exchanging")
-        offers, waited = self.link.offers(), self.link.waited
+        start, offers = perf_counter(), self.link.offers()
         if self.job.share.gate == "better":
             offers = better(self.task, own_score, offers)
         nearest = self.job.share.nearest
         need = Need(self.task, self.round, nearest, self.measure, embedding)
-        parcels = self.link.fetch(self.policy(need, offers))
-        self.record.waited(self.link.waited - waited)
-        return [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
+        parcels = self.link.fetch(self._affordable(self.policy(need, offers)))
+        lessons = [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
+        self.record.exchange_seconds += perf_counter() - start
+        return lessons
+
+    def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
+        """The wanted offers, best first, as far as the byte budget of a round goes."""
+        left = self.job.share.budget
+        taken: list[Offer] = []
+        for offer in wanted:
+            if left and offer.bytes > left - sum(o.bytes for o in taken):
+                reason = f"{offer.bytes} bytes are over what is left of share.budget = {left}"
+                self.record.refused(Parcel(offer, b"", 0.0, 0.0, sender=offer.donor), reason)
+            else:
+                taken.append(offer)
+        return taken
 
     def _open(self, parcel: Parcel, replay: Replay) -> Lesson | None:
         """A lesson that arrived whole; the ledger notes one that did not."""
@@ -82,21 +102,27 @@ class Sharing:
     ) -> None:
         """Tell the audience what this task gave; only own play is offered."""
         self.record.phase("exchanging")
-        offer, data, waited = None, b"", self.link.waited
+        offer, data, start, waited = None, b"", perf_counter(), self.link.waited
         if len(replay.own):
             rows = self._chosen(replay, learner, rng)
-            self.record.sink.save("membuf", f"round-{self.round:02d}-{self.task}", rows)
+            network = learner.network() if self.job.reuse.network else {}
+            self._save(score, rows, network)
             if self.link.audience and len(rows["action"]):
-                network = learner.network() if self.job.reuse.network else {}
-                data = pack(self.number, self.round, self.task, rows, network)
+                rows, data = self._packed(rows, network)
                 embedding = self.embedding(rows, rng)
                 size = (len(rows["action"]), len(data))
                 offer = Offer(self.number, self.round, self.task, score, *size, embedding)
-                for agent in self.link.audience:
-                    self.record.offered(offer, agent)
-        for agent, reason in self.link.publish(offer, data):
-            self.record.refused_offer(agent, reason)
-        self.record.waited(self.link.waited - waited)
+        self.link.publish(offer, data)
+        waited = self.link.waited - waited
+        self.record.waited(waited)
+        self.record.exchange_seconds += perf_counter() - start - waited
+
+    def _save(self, score: float, rows: Columns, network: Columns) -> None:
+        """Keep the lesson on disk, for later runs too."""
+        brain = {f"network/{name}": column for name, column in network.items()}
+        about = {"score": np.array([score], dtype="<f8")}
+        name = f"round-{self.round:02d}-{self.task}"
+        self.record.sink.save("membuf", name, rows | brain | about)
 
     def _chosen(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> Columns:
         """The segments of own play that go into the lesson."""
@@ -107,12 +133,24 @@ class Sharing:
             worth = replay.errors(rows, learner.errors, self.task)
         return choose(rows, most, CHOOSERS[name], worth, rng)
 
+    def _packed(self, rows: Columns, network: Columns) -> tuple[Columns, bytes]:
+        """A lesson for the wire, the newest rows of it that the byte budget has room for."""
+        budget = self.job.share.budget
+        while True:
+            packs = self.packs or bool(budget)
+            data = pack(self.number, self.round, self.task, rows, network, packs)
+            if not budget or len(data) <= budget or len(rows["action"]) < 64:
+                return rows, data
+            most = int(len(rows["action"]) * min(0.9 * budget / len(data), 0.9))
+            rows = choose(rows, most, CHOOSERS["recent"], rows["reward"], np.random.default_rng(0))
+
     # ── inside a task ──────────────────────────────────────────────────────────────────────────
 
-    def swap(self, replay: Replay, done: int) -> None:
-        """Every `lsc.load` steps: give new rows to neighbours on this task, take in theirs."""
+    def swap(self, replay: Replay, learner: Learner, done: int) -> None:
+        """While playing: give new rows or weights to neighbours on this task, take in theirs."""
+        self.sync.blend(learner, done)
         settings = self.job.lsc
-        if not self._active or done % settings.load:
+        if not self._swaps.peers or done % settings.load:
             return
         ready = done // settings.save * settings.save
         fresh = _moves(replay.own.export_all(), done - self._sent, done - ready)
@@ -120,31 +158,28 @@ class Sharing:
         if len(fresh["flags"]):
             self._trade(replay, pack(self.number, self.round, self.task, fresh, {}))
 
-    def restart(self) -> None:
+    def restart(self, learner: Learner) -> None:
         """Play begins: nothing of it has been swapped yet."""
         self._sent = 0
+        self.sync.start(learner)
 
-    def finish_swaps(self, replay: Replay) -> None:
+    def finish_swaps(self, replay: Replay, learner: Learner) -> None:
         """Say to those who still swap that this agent is done with the task."""
-        if self._active:
+        self.sync.leave(learner)
+        if self._swaps.peers:
             self._trade(replay, b"")
-        self._active = []
 
     def _trade(self, replay: Replay, data: bytes) -> None:
-        waited, peers = self.link.waited, self._active
-        answers = zip(peers, self.link.trade(peers, data), strict=True)
+        waited = self.link.waited
+        answers = self._swaps.trade(data)
         self.record.waited(self.link.waited - waited)
-        self._active = []
         for agent, answer in answers:
-            if answer and data:
-                self._active.append(agent)
-            if answer:
-                offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
-                lesson = self._open(Parcel(offer, answer, 0.0, 0.0), replay)
-                if lesson:
-                    replay.join(lesson.rows)
-                    whole = replace(offer, rows=len(lesson.rows["action"]))
-                    self.record.swapped(whole)
+            offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
+            lesson = self._open(Parcel(offer, answer, 0.0, 0.0, sender=agent), replay)
+            if lesson:
+                replay.join(lesson.rows)
+                whole = replace(offer, rows=len(lesson.rows["action"]))
+                self.record.swapped(whole)
 
 
 def _moves(rows: Columns, first: int, last: int) -> Columns:

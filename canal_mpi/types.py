@@ -9,6 +9,8 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
+SWAPS, WEIGHTS, GRADIENTS = 4, 5, 6  # what neighbours on the same task trade
+Key = tuple[int, int]  # names a lesson: its donor and the donor's round
 
 ENDED = 1  # the episode is over: no bootstrapping
 CUT = 2  # the episode was cut short by a limit: bootstrapping goes on
@@ -66,8 +68,8 @@ class Offer:
     embedding: Array = field(default_factory=lambda: np.zeros(0, dtype="<f4"), compare=False)
 
     @property
-    def key(self) -> tuple[int, int]:
-        """Names the lesson: an agent learns one task a round."""
+    def key(self) -> Key:
+        """Names the lesson: an agent learns one task a round; rounds before this run are < 0."""
         return (self.donor, self.round)
 
 
@@ -80,6 +82,20 @@ class Parcel:
     seconds: float
     wait_seconds: float
     refusal: str = ""
+    sender: int = -1  # the neighbour that sent it
+
+
+class Moved(NamedTuple):
+    """Something that crossed an edge, or did not, for the ledger."""
+
+    kind: str
+    offer: Offer
+    sender: int
+    receiver: int
+    round: int
+    bytes: int = 0
+    seconds: float = 0.0
+    reason: str = ""
 
 
 @dataclass
@@ -122,7 +138,10 @@ class Learner(Protocol):
     """Acts greedily, improves from batches, gives and takes networks of a task.
 
     Made as `Class(spaces, job, seed)`; `seed(name)` is this agent's seed for one purpose.
+    `combine`, if set, turns the gradient of an update into the one that agents share.
     """
+
+    combine: "Callable[[Array], Array] | None"
 
     def begin(self, task: str) -> None: ...
     def act(self, obs: Array) -> Array: ...
@@ -133,6 +152,9 @@ class Learner(Protocol):
     def network(self) -> Columns: ...
     def teach(self, network: Columns) -> None: ...
     def adopt(self, network: Columns) -> None: ...
+    def blend(self, network: Columns, alpha: float) -> None: ...
+    def twin(self) -> Columns: ...
+    def become(self, twin: Columns) -> None: ...
     def state(self) -> Columns: ...
     def restore(self, state: Columns) -> None: ...
 
@@ -142,14 +164,17 @@ class Link(Protocol):
 
     agent: int
     audience: Sequence[int]  # the agents that hear this one's offers
+    note: "Callable[[Moved], None]"  # told of everything that crosses an edge
+    waited: float  # seconds spent waiting for others so far
 
-    @property
-    def waited(self) -> float: ...  # seconds spent waiting for others so far
-
-    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]: ...
+    def begin(self, round_: int) -> None: ...
+    def publish(self, offer: Offer | None, data: bytes) -> None: ...
     def offers(self) -> list[Offer]: ...
     def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]: ...
-    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]: ...
+    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]: ...
+    def poll(self) -> None: ...
+    def state(self) -> Columns: ...
+    def restore(self, state: Columns) -> None: ...
 
 
 class Sink(Protocol):

@@ -28,6 +28,7 @@ from canal_mpi.types import (
     Env,
     Learner,
     Link,
+    Moved,
     Offer,
     Parcel,
     Progress,
@@ -98,6 +99,7 @@ class FakeLearner:
 
     def __init__(self, log: list[str] | None = None, action: int = 0) -> None:
         self.log, self.action = log if log is not None else [], action
+        self.combine: Callable[[Array], Array] | None = None
 
     def begin(self, task: str) -> None:
         self.log.append(f"begin {task}")
@@ -127,6 +129,15 @@ class FakeLearner:
     def adopt(self, network: Columns) -> None:
         self.log.append("adopt")
 
+    def blend(self, network: Columns, alpha: float) -> None:
+        self.log.append("blend")
+
+    def twin(self) -> Columns:
+        return self.state()
+
+    def become(self, twin: Columns) -> None:
+        self.log.append("become")
+
     def state(self) -> Columns:
         return {"weights": np.zeros(1, dtype=np.float32)}
 
@@ -145,12 +156,21 @@ class FakeLink:
         self.audience: Sequence[int] = (1,)
         self.waited, self.wait = 0.0, wait
         self.parcels = list(parcels)
+        self.note: Callable[[Moved], None] = lambda moved: None
         self.published: list[tuple[Offer | None, bytes]] = []
 
-    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
+    def begin(self, round_: int) -> None: ...
+
+    def poll(self) -> None: ...
+
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
+    def publish(self, offer: Offer | None, data: bytes) -> None:
         self.waited += self.wait
         self.published.append((offer, data))
-        return []
 
     def offers(self) -> list[Offer]:
         return [parcel.offer for parcel in self.parcels]
@@ -158,8 +178,8 @@ class FakeLink:
     def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
         return [parcel for parcel in self.parcels if parcel.offer in wanted]
 
-    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
-        return [b"" for _ in peers]
+    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
+        return [(agent, b"") for agent in peers]
 
 
 class MemorySink(Rows):

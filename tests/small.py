@@ -23,6 +23,7 @@ from canal_mpi.types import (
     Batch,
     Columns,
     Link,
+    Moved,
     Offer,
     Parcel,
     Progress,
@@ -88,15 +89,24 @@ class Donors:
 
     def __init__(self, parcels: Sequence[Parcel] = (), answers: Sequence[bytes] = ()) -> None:
         self.agent, self.waited = 0, 0.0
+        self.note: Callable[[Moved], None] = lambda moved: None
         self.audience: Sequence[int] = (1,)
         self.parcels, self.answers = list(parcels), list(answers)
         self.fetched: list[tuple[int, int]] = []
         self.published: list[tuple[Offer | None, bytes]] = []
         self.traded: list[bytes] = []
 
-    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
+    def begin(self, round_: int) -> None: ...
+
+    def poll(self) -> None: ...
+
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
+    def publish(self, offer: Offer | None, data: bytes) -> None:
         self.published.append((offer, data))
-        return []
 
     def offers(self) -> list[Offer]:
         return [parcel.offer for parcel in self.parcels]
@@ -106,9 +116,9 @@ class Donors:
         self.fetched += keys
         return [parcel for parcel in self.parcels if parcel.offer.key in keys]
 
-    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
+    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
         self.traded.append(data)
-        return [self.answers.pop(0) if self.answers else b"" for _ in peers]
+        return [(agent, self.answers.pop(0) if self.answers else b"") for agent in peers]
 
 
 def small_job(**settings: Any) -> Job:

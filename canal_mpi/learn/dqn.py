@@ -40,6 +40,7 @@ class DQN:
         self._passes: dict[str, tuple[Passes, Passes]] = {}
         self.elastic = Elastic(job.memory.ewc_alpha)
         self.teacher: Passes | None = None
+        self.combine: Callable[[Array], Array] | None = None
         self.task, self.updates = "", 0
 
     # ── which network ──────────────────────────────────────────────────────────────────────────
@@ -136,6 +137,8 @@ class DQN:
     def _step(self, task: str) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
         pieces = {name: self.pieces[name] for name in self.names(task)}
+        if self.combine and task == self.task:
+            _combine([piece.grad for piece in pieces.values()], self.combine)
         if self.memory.ewc:
             self.elastic.pull(pieces, self.memory.ewc)
         if self.config.grad_clip:
@@ -183,6 +186,27 @@ class DQN:
         trunk, head = (self.pieces[name] for name in self.names(self.task))
         _copy(network, {"trunk": trunk, "head": head})
 
+    def blend(self, network: Columns, alpha: float) -> None:
+        """Move the weights of the current task towards others'; the target stays."""
+        trunk, head = (self.pieces[name] for name in self.names(self.task))
+        _check_make(network, {"trunk": trunk, "head": head})
+        for name, piece in (("trunk", trunk), ("head", head)):
+            piece.weights.lerp_(torch.from_numpy(network[name]).to(self.device), alpha)
+
+    def twin(self) -> Columns:
+        """Everything with which another agent goes on from here on the current task."""
+        trunk, head = (self.pieces[name].state() for name in self.names(self.task))
+        parts = {"trunk": trunk, "head": head}
+        return {f"{p}/{name}": c for p, state in parts.items() for name, c in state.items()}
+
+    def become(self, twin: Columns) -> None:
+        """Go on from another agent's `twin`."""
+        for part, name in zip(("trunk/", "head/"), self.names(self.task), strict=True):
+            mine = {k.removeprefix(part): c for k, c in twin.items() if k.startswith(part)}
+            if mine.keys() != self.pieces[name].state().keys():
+                raise DamagedData(f"the other's {part} has the parts {sorted(mine)}")
+            self.pieces[name].restore(mine)
+
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         """End of a task: remember which weights mattered to it (EWC)."""
         if not self.memory.ewc:
@@ -225,13 +249,26 @@ class DQN:
 
 def _copy(network: Columns, pieces: dict[str, Piece]) -> None:
     """Give pieces the weights of a donor's network, if it is of the same make."""
-    for name, piece in pieces.items():
-        if name not in network or network[name].shape != tuple(piece.weights.shape):
-            raise DamagedData(f"the donor's network has another {name} than this learner")
+    _check_make(network, pieces)
     for name, piece in pieces.items():
         with torch.no_grad():
             piece.weights.copy_(torch.from_numpy(network[name]))
         piece.follow()
+
+
+def _check_make(network: Columns, pieces: dict[str, Piece]) -> None:
+    for name, piece in pieces.items():
+        if name not in network or network[name].shape != tuple(piece.weights.shape):
+            raise DamagedData(f"the donor's network has another {name} than this learner")
+
+
+def _combine(gradients: list[Tensor], combine: Callable[[Array], Array]) -> None:
+    """Replace gradients by what the agents make of theirs together."""
+    shared = torch.from_numpy(combine(torch.cat(gradients).cpu().numpy()))
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(shared[start : start + len(gradient)])
+        start += len(gradient)
 
 
 def _clip(gradients: list[Tensor], most: float) -> None:

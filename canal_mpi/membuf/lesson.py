@@ -21,8 +21,10 @@ class Lesson:
     network: Columns
 
 
-def pack(donor: int, round_: int, task: str, rows: Columns, network: Columns) -> bytes:
-    """The rows of a lesson with what they are, compressed, for the wire."""
+def pack(
+    donor: int, round_: int, task: str, rows: Columns, network: Columns, packs: bool = True
+) -> bytes:
+    """The rows of a lesson with what they are, compressed unless told, for the wire."""
     if len(task.encode()) > 64:
         raise ValueError(f"task name '{task}' is over 64 bytes long")
     about: Columns = {
@@ -32,7 +34,7 @@ def pack(donor: int, round_: int, task: str, rows: Columns, network: Columns) ->
         "task": np.array([task.encode()], dtype="S64"),
     }
     brain = {f"network/{name}": column for name, column in network.items()}
-    return encode(about | {name: rows[name] for name in ROWS} | brain, pack=True)
+    return encode(about | {name: rows[name] for name in ROWS} | brain, pack=packs)
 
 
 def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:

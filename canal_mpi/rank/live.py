@@ -201,6 +201,7 @@ class View:
             f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
             f"moved · {_duration(monotonic() - self._start)}"
         )
+        self.say(time_line(tasks, store.table("train")))
 
 
 def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
@@ -217,6 +218,19 @@ def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
             f"{_number(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
         )
     return lines
+
+
+def time_line(tasks: dict[str, Any], train: dict[str, Any]) -> str:
+    """Where the time of the agents went."""
+    total = max(float(tasks["seconds"].sum()), 1e-9)
+    parts = {
+        "environment": train["env_seconds"].sum(),
+        "learning": train["learn_seconds"].sum(),
+        "exchange": tasks["exchange_seconds"].sum(),
+        "waiting for others": tasks["wait_seconds"].sum(),
+    }
+    words = [f"{name} {float(part) / total:.1%}" for name, part in parts.items()]
+    return f"Time of the agents: {', '.join(words)}; the rest is evaluation and files."
 
 
 def _json_value(value: Any) -> Any:

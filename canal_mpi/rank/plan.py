@@ -79,7 +79,7 @@ def make_plan(request: Request, size: int) -> Plan:
     first = _first_agent(request, size)
     orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
     rounds = job.train.rounds or len(job.tasks)
-    return Plan(
+    plan = Plan(
         job,
         _folder(request, job),
         datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -87,6 +87,24 @@ def make_plan(request: Request, size: int) -> Plan:
         [order[:rounds] for order in orders],
         sorted(_edges(job, size)),
     )
+    _check_sync(plan)
+    return plan
+
+
+def _check_sync(plan: Plan) -> None:
+    """Gradients are averaged in step by agents that all hear each other."""
+    if plan.job.sync.mode != "gradients":
+        return
+    if plan.job.share.exchange == "free":
+        raise UsageError("--sync gradients needs --exchange rounds: agents average in step.")
+    for round_, tasks in enumerate(zip(*plan.orders, strict=True), 1):
+        for agent, task in enumerate(tasks):
+            missing = tasks.count(task) - 1 - len(plan.peers(agent, round_, task))
+            if missing:
+                raise UsageError(
+                    f"--sync gradients: agent {agent} is not joined to {missing} of the agents "
+                    f"that learn {task} in round {round_}; use --topology full."
+                )
 
 
 def _first_agent(request: Request, size: int) -> int:

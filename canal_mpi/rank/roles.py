@@ -20,11 +20,13 @@ from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, make_plan
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.files import RunDirectory, write_whole
+from canal_mpi.topology.desk import Terms
 from canal_mpi.topology.graphs import lonely
 from canal_mpi.topology.link import SoloLink
 from canal_mpi.types import Link
 
 INTERRUPTED = 130
+HEADS = 1 << 16  # what a message takes beside its arrays
 
 
 def train(request: Request) -> int:
@@ -127,10 +129,13 @@ class Run:
         agent = world.together(self._build)
         if world.rank == 0:
             self._greet(agent.replay.nbytes, agent.memory.nbytes)
-            world.watch.on_beat = self.view.refresh
-        agent.record.sink.flush(0)
+            world.watch.on_beat = self._refresh
+        world.watch.serve = agent.sharing.link.poll
+        self.sink.flush(0)
         agent.run()
-        world.finish()
+        world.meet()  # who is done answers letters until all are
+        self.sink.finish(0)
+        world.leave()
         if world.rank == 0:
             self._close_results()
 
@@ -184,7 +189,8 @@ class Run:
 
         plan, world, root = self.plan, self.world, self.world.rank == 0
         store, view = (self.store, self.view) if root else (None, None)
-        sink = Collector(world, plan.folder, self.number, store, view)
+        free = plan.job.share.exchange == "free"
+        self.sink = sink = Collector(world, plan.folder, self.number, store, view, free)
         sink.add(
             "agents",
             agent=self.number,
@@ -209,8 +215,12 @@ class Run:
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 
-        limit = self.plan.job.share.limit_mb << 20
-        return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit)
+        share = self.plan.job.share
+        free = share.exchange == "free"
+        held = share.hold_mb << 20
+        terms = Terms(free, share.relay, share.patience, held, self.plan.job.tasks)
+        limit = (share.limit_mb << 20) + HEADS
+        return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
 
     def _beat(self, progress: Any) -> None:
         self.world.watch.progress[self.world.rank] = progress
@@ -223,6 +233,11 @@ class Run:
                 f"{plan.folder}/run.h5."
             )
         self.world.watch.beat(progress)
+
+    def _refresh(self) -> None:
+        """On rank 0, twice a second."""
+        self.view.refresh()
+        self.sink.write_arrived()
 
     def _greet(self, replay_bytes: int, memory_bytes: int) -> None:
         """The first lines: what runs, where, and what it costs."""

@@ -29,6 +29,7 @@ class Watch:
         self.names = [f"rank {rank}" for rank in range(self.size)]
         self.progress = [Progress() for _ in range(self.size)]
         self.on_beat: Callable[[], None] = lambda: None
+        self.serve: Callable[[], None] = lambda: None  # answers other agents' letters
         self._sent: dict[int, tuple[Any, bytes]] = {}
         self._next = 0.0
 
@@ -38,7 +39,8 @@ class Watch:
         return self.progress[self.rank]
 
     def beat(self, progress: Progress) -> None:
-        """Called at every step; does something twice a second."""
+        """Called at every step: answers letters, and twice a second tells how far it is."""
+        self.serve()
         now = monotonic()
         if now < self._next:
             return

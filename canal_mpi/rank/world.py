@@ -23,7 +23,7 @@ from canal_mpi.rank.witness import stand_by
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from canal_mpi.topology.mpilink import Mail
+    from canal_mpi.topology.mpimail import Mail
 
 T = TypeVar("T")
 WORDS, ROWS, END = 31, 32, 33  # tags
@@ -132,8 +132,8 @@ class World:
                         RanksDiffer.code,
                     )
 
-    def finish(self) -> None:
-        """Leave together: nobody closes MPI while another still talks."""
+    def meet(self) -> None:
+        """Wait until every rank is here; letters are answered meanwhile."""
         if self.mail is not None:
             self.gather(b"", END)
             if self.rank == 0:
@@ -142,10 +142,10 @@ class World:
             else:
                 self.mail.collect(0, END, 0, "the end")
             self.mail.settle("the end")
-        self.leave()
 
     def leave(self) -> None:
-        """From here on this rank's silence means nothing."""
+        """Leave together: nobody closes MPI while another talks; then silence means nothing."""
+        self.meet()
         if self.witness:
             self.witness.dismiss()
 
@@ -191,7 +191,7 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
 
 
 def _mail(comm: "MPI.Intracomm", watch: Watch) -> "Mail":
-    from canal_mpi.topology.mpilink import Mail
+    from canal_mpi.topology.mpimail import Mail
 
     return Mail(comm, watch.idle)
 

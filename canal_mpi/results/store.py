@@ -65,13 +65,18 @@ class Store:
             self._parts.setdefault(name, []).append(column)
 
     def table(self, name: str) -> Columns:
-        """A table as it is now."""
-        return {
+        """A table as it is now; the ledger in an order that does not depend on timing."""
+        columns = {
             short: np.concatenate(
                 [np.zeros(0, dtype=known.dtype), *self._parts.get(f"{name}/{short}", [])]
             )
             for short, known in TABLES[name].items()
         }
+        if name != "exchange":
+            return columns
+        keys = ("rows", "from", "kind", "donor", "to", "round")
+        order = np.lexsort([columns[key] for key in keys])
+        return {short: column[order] for short, column in columns.items()}
 
     def write(self, status: str) -> None:
         """Replace run.h5 by one with everything so far."""

@@ -1,79 +1,68 @@
-"""Links that need no MPI: none at all, and many agents in one process for tests."""
+"""Links that need no MPI: an agent alone, and many agents in one process for tests."""
 
+from collections import deque
 from collections.abc import Sequence
-from queue import Queue
-from time import monotonic
+from time import sleep
 
+from canal_mpi.topology.desk import IN_ROUNDS, Desk, Letter, Terms
 from canal_mpi.topology.graphs import Edges
-from canal_mpi.types import Offer, Parcel
 
 
-class SoloLink:
+class Nobody:
+    """A carrier without anybody to write to."""
+
+    received = 0
+
+    def send(self, to: int, letter: Letter) -> None:
+        """Nobody is there."""
+
+    def poll(self) -> list[Letter]:
+        """Nobody writes."""
+        return []
+
+    def pause(self, turn: int, peer: int, phase: str) -> None:
+        """Nobody to wait for."""
+
+
+class SoloLink(Desk):
     """The link of an agent that shares with nobody."""
 
     def __init__(self, agent: int = 0) -> None:
-        self.agent = agent
-        self.audience: Sequence[int] = ()
-        self.waited = 0.0
-
-    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
-        """Nobody listens."""
-        return []
-
-    def offers(self) -> list[Offer]:
-        """Nobody offers."""
-        return []
-
-    def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
-        """Nothing is there to be fetched."""
-        return []
-
-    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
-        """There are no peers."""
-        return []
+        super().__init__(agent, set(), Nobody())
 
 
-class ThreadLink:
-    """Round-wise exchange among threads, with the same calls as over MPI."""
+class Threads:
+    """A carrier among threads of one process; who waits serves the others meanwhile."""
 
-    def __init__(self, agent: int, edges: Edges, boxes: dict[tuple[int, int], "Queue[Packet]"]):
-        self.agent, self.waited, self._boxes = agent, 0.0, boxes
-        self.audience: Sequence[int] = sorted(b for a, b in edges if a == agent)
-        self._heard: dict[tuple[int, int], tuple[Offer, bytes]] = {}
-        self._sources = sorted(a for a, b in edges if b == agent)
+    def __init__(self, mesh: "list[ThreadLink]") -> None:
+        self.mesh, self.received = mesh, 0
+        self.inbox: deque[Letter] = deque()
+
+    def send(self, to: int, letter: Letter) -> None:
+        """Into the other's inbox."""
+        carrier = self.mesh[to].carrier
+        assert isinstance(carrier, Threads)
+        carrier.inbox.append(letter)
+
+    def poll(self) -> list[Letter]:
+        """What has come."""
+        letters = [self.inbox.popleft() for _ in range(len(self.inbox))]
+        self.received += len(letters)
+        return letters
+
+    def pause(self, turn: int, peer: int, phase: str) -> None:
+        """Answer for agents whose threads have ended."""
+        for link in self.mesh:
+            link.poll()
+        sleep(0.0002)
+
+
+class ThreadLink(Desk):
+    """The link of one of several agents in this process."""
 
     @classmethod
-    def mesh(cls, size: int, edges: Edges) -> "list[ThreadLink]":
-        """One link an agent, joined by queues."""
-        boxes: dict[tuple[int, int], Queue[Packet]] = {edge: Queue() for edge in edges}
-        return [cls(agent, edges, boxes) for agent in range(size)]
-
-    def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
-        """Hand this round's lesson to the audience and hear theirs."""
-        for agent in self.audience:
-            self._boxes[self.agent, agent].put((offer, data))
-        for source in self._sources:
-            heard, payload = self._boxes[source, self.agent].get(timeout=60)
-            if heard is not None:
-                self._heard[heard.key] = (heard, payload)
-        return []
-
-    def offers(self) -> list[Offer]:
-        """Everything heard so far."""
-        return [offer for offer, _ in self._heard.values()]
-
-    def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
-        """The wanted lessons."""
-        start = monotonic()
-        return [
-            Parcel(offer, self._heard[offer.key][1], monotonic() - start, 0.0) for offer in wanted
-        ]
-
-    def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
-        """Swap messages with agents on the same task."""
-        for agent in peers:
-            self._boxes[self.agent, agent].put((None, data))
-        return [self._boxes[agent, self.agent].get(timeout=60)[1] for agent in peers]
-
-
-Packet = tuple[Offer | None, bytes]
+    def mesh(cls, size: int, edges: Edges, terms: Terms = IN_ROUNDS) -> "Sequence[ThreadLink]":
+        """One link an agent, joined to each other."""
+        links: list[ThreadLink] = []
+        links += [cls(agent, edges, Threads(links), terms) for agent in range(size)]
+        return links
