@@ -72,7 +72,7 @@ class Agent:
         self.learner.begin(task)
         self.sharing.begin(task, round_)
         lessons, before = self.take_lessons()
-        score, donors = None, [lesson.offer.donor for lesson in lessons]
+        score, donors = None, [lesson.offer.source for lesson in lessons]
         if lessons:
             score = self.learn_from(lessons, before)
         if score is None:

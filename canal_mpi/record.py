@@ -209,7 +209,7 @@ class Recorder:
             **{"from": sender},
         )
 
-    def learnt(self, donors: list[int], score: float) -> None:
+    def learnt(self, donors: list[str], score: float) -> None:
         """The task is done; its last evaluation counts."""
         self.result(self.task, self._exam)
         self.sink.add(
@@ -218,7 +218,7 @@ class Recorder:
             round=self.round,
             task=self.task,
             source="lesson" if donors else "env",
-            donors=",".join(map(str, donors)),
+            donors=",".join(donors),
             env_steps=self.env_steps,
             probe_steps=self.probe_steps,
             updates=self.updates,

@@ -120,7 +120,12 @@ class Sharing:
     def _save(self, score: float, rows: Columns, network: Columns) -> None:
         """Keep the lesson on disk, for later runs too."""
         brain = {f"network/{name}": column for name, column in network.items()}
-        about = {"score": np.array([score], dtype="<f8")}
+        about: Columns = {
+            "donor": np.array([self.number], dtype="<i4"),
+            "round": np.array([self.round], dtype="<i4"),
+            "task": np.array([self.task.encode()], dtype="S64"),
+            "score": np.array([score], dtype="<f8"),
+        }
         name = f"round-{self.round:02d}-{self.task}"
         self.record.sink.save("membuf", name, rows | brain | about)
 

@@ -68,6 +68,11 @@ class Offer:
     embedding: Array = field(default_factory=lambda: np.zeros(0, dtype="<f4"), compare=False)
 
     @property
+    def source(self) -> str:
+        """Whose lesson it is, for people."""
+        return str(self.donor) if self.round > 0 else f"{self.donor} before"
+
+    @property
     def key(self) -> Key:
         """Names the lesson: an agent learns one task a round; rounds before this run are < 0."""
         return (self.donor, self.round)

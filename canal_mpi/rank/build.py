@@ -86,6 +86,7 @@ def agent(
     sink: Sink,
     beat: Beat,
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
+    packs: bool = True,
 ) -> Agent:
     """An agent with everything it needs."""
     spaces = common_spaces(job.tasks, job.task)
@@ -100,6 +101,6 @@ def agent(
         learner=learner(job, number, spaces, order[0]),
         replay=replay,
         memory=Memory(spaces, job.memory.rows, replay.sampler),
-        sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers),
+        sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers, packs),
         record=record,
     )

@@ -88,7 +88,17 @@ def make_plan(request: Request, size: int) -> Plan:
         sorted(_edges(job, size)),
     )
     _check_sync(plan)
+    if job.share.lessons:
+        _check_lessons(job)
     return plan
+
+
+def _check_lessons(job: Job) -> None:
+    from canal_mpi.results.lessons import check_folder
+
+    if job.share.policy == "none":
+        raise UsageError("--lessons and --share none contradict each other; leave one out.")
+    check_folder(job.share.lessons)
 
 
 def _check_sync(plan: Plan) -> None:

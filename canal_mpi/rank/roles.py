@@ -7,22 +7,24 @@ import shlex
 import signal
 import sys
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import sleep
 from typing import Any
 
-from canal_mpi import __version__, config, log
+from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, make_plan
+from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.topology.desk import Terms
 from canal_mpi.topology.graphs import lonely
 from canal_mpi.topology.link import SoloLink
+from canal_mpi.topology.offers import pack_offers, unpack_offers
 from canal_mpi.types import Link
 
 INTERRUPTED = 130
@@ -127,8 +129,9 @@ class Run:
         if world.rank == 0:
             self._open_results()
         agent = world.together(self._build)
+        before = self._stock(agent) if self.plan.job.share.lessons else 0
         if world.rank == 0:
-            self._greet(agent.replay.nbytes, agent.memory.nbytes)
+            self._greet(agent.replay.nbytes, agent.memory.nbytes, before)
             world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
         self.sink.flush(0)
@@ -202,25 +205,50 @@ class Run:
         )
         beat = self._beat
         order = plan.orders[world.rank]
-        peers = partial(plan.peers, self.number)
+        peers, packs = partial(plan.peers, self.number), self._packs()
         try:
-            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
+            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers, packs)
         except MemoryError as error:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
 
     def _link(self) -> Link:
-        if self.world.comm is None or not self.plan.edges:
+        share = self.plan.job.share
+        if self.world.comm is None or not (self.plan.edges or share.lessons):
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 
-        share = self.plan.job.share
         free = share.exchange == "free"
         held = share.hold_mb << 20
         terms = Terms(free, share.relay, share.patience, held, self.plan.job.tasks)
         limit = (share.limit_mb << 20) + HEADS
         return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
+
+    def _stock(self, agent: Any) -> int:
+        """Offer the lessons of an earlier run, which rank 0 reads; how many there are."""
+        from canal_mpi.results.lessons import earlier_lessons
+
+        job, spaces, link, found = self.plan.job, agent.replay.spaces, agent.sharing.link, []
+        if self.world.rank == 0:
+            share = job.share
+            found = earlier_lessons(share.lessons, job.tasks, spaces, share.limit_mb << 20)
+        rng = seeding.stream(job.seed, self.number, "", "lessons")
+        told = [
+            replace(lesson.offer, embedding=agent.sharing.embedding(lesson.rows, rng))
+            for lesson, _ in found
+        ]
+        offers = unpack_offers(self.world.broadcast(pack_offers(told)))
+        lessons = {lesson.offer.key: data for lesson, data in found}
+        link.stock(offers, lessons, self.number if self.world.rank == 0 else 0)
+        return len(offers)
+
+    def _packs(self) -> bool:
+        """Whether lessons are packed: where that is faster than sending them as they are."""
+        share = self.plan.job.share
+        if share.pack != "auto" or not self.plan.edges:
+            return share.pack == "always"
+        return slowest_link(self.world) < PACKING
 
     def _beat(self, progress: Any) -> None:
         self.world.watch.progress[self.world.rank] = progress
@@ -239,11 +267,14 @@ class Run:
         self.view.refresh()
         self.sink.write_arrived()
 
-    def _greet(self, replay_bytes: int, memory_bytes: int) -> None:
+    def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
         size, hosts = world.size, len(set(world.hosts))
-        sharing = f"{job.share.policy} over {job.share.topology}" if plan.edges else "no sharing"
+        sharing = "no sharing"
+        if plan.edges or before:
+            sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
+        sharing += f", {before} lessons of {job.share.lessons}" if before else ""
         self.view.say(
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
             f"{hosts} host{'s' * (hosts > 1)} · {sharing} · seed {job.seed} · "

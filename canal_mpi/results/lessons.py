@@ -1,0 +1,49 @@
+"""Lessons of an earlier run, read back from its membuf folder."""
+
+from pathlib import Path
+
+from canal_mpi.errors import CanalError, DamagedData, UsageError
+from canal_mpi.log import logger
+from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
+from canal_mpi.results.hdf5 import read_arrays
+from canal_mpi.types import Columns, Offer, Spaces
+
+
+def check_folder(run: str) -> None:
+    """UsageError where a folder holds no lessons."""
+    if not any(Path(run).glob("membuf/agent-*/*.h5")):
+        raise UsageError(
+            f"--lessons {run}: no lessons there; expected the folder of a run, with "
+            "membuf/agent-0/round-01-… in it."
+        )
+
+
+def earlier_lessons(
+    run: str, tasks: tuple[str, ...], spaces: Spaces, limit: int
+) -> list[tuple[Lesson, bytes]]:
+    """The lessons of these tasks, packed and checked; damaged files are left out by name."""
+    found = []
+    for path in sorted(Path(run).glob("membuf/agent-*/*.h5")):
+        try:
+            lesson, data = _read(path, spaces, limit)
+        except CanalError as error:
+            logger.warning("%s is not offered: %s", path, error)
+            continue
+        if lesson.offer.task in tasks:
+            found.append((lesson, data))
+    return found
+
+
+def _read(path: Path, spaces: Spaces, limit: int) -> tuple[Lesson, bytes]:
+    columns = read_arrays(path)
+    try:
+        donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
+        task, score = columns["task"][0].decode(), float(columns["score"][0])
+        rows = {name: columns[name] for name in ROWS}
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        raise DamagedData(f"no lesson: {error}") from error
+    start = "network/"
+    network: Columns = {k.removeprefix(start): c for k, c in columns.items() if start in k}
+    data = pack(donor, -round_, task, rows, network)
+    offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
+    return unpack(data, offer, spaces, limit), data
