@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from canal_mpi import pick
 from canal_mpi.errors import UsageError
 from canal_mpi.job import EXPANSIONS, PRESETS, Job, Layer
-from canal_mpi.topology.graphs import is_file
+from canal_mpi.topology.graphs import check_name
 
 
 def keys() -> dict[str, Any]:
@@ -104,7 +104,9 @@ def checked(key: str, value: Any) -> Any:
     meta = part.metadata
     for number in value if isinstance(value, tuple) else (value,):
         _check_range(key, number, meta)
-    if meta["names"] and not (key == "share.topology" and is_file(value)):
+    if key == "share.topology":
+        check_name(value, f"value for {key}")
+    elif meta["names"]:
         pick.check(f"value for {key}", value, meta["names"], meta["outside"])
     return value
 

@@ -8,7 +8,7 @@ from canal_mpi.games import ORDERS, TEN_GAMES
 from canal_mpi.learn import ALGORITHMS, IDENTITIES, LOSSES, NETWORKS, REUSE_MODES, REWARDS
 from canal_mpi.membuf.segments import CHOOSERS
 from canal_mpi.membuf.share import GATES, POLICIES
-from canal_mpi.topology.graphs import TOPOLOGIES
+from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
 PACKS = ("auto", "always", "never")
@@ -148,7 +148,7 @@ class ShareConfig:
         "exact", "which lessons are taken, or module:name", names=POLICIES, outside=True
     )
     topology: str = setting(
-        "full", "who hears whom: a name, a file, or module:name", names=TOPOLOGIES, outside=True
+        "full", "who hears whom: a name, a file, or module:name", names=graphs.NAMES, outside=True
     )
     nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
     gate: str = setting(

@@ -383,7 +383,11 @@ def test_names_from_outside_are_refused_elsewhere(key: str) -> None:
 
 
 def test_a_topology_may_be_a_file() -> None:
-    assert made({"share.topology": "my/edges.txt"}).share.topology == "my/edges.txt"
+    for name in ("my/edges.txt", "random:3", "hosts", "torus", "my_module:graph"):
+        assert made({"share.topology": name}).share.topology == name
+    for name in ("random", "random:x", "random:0"):
+        with pytest.raises(UsageError, match=f"topology '{name}': expected .* as in random:3"):
+            made({"share.topology": name})
 
 
 @pytest.mark.parametrize(

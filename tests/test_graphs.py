@@ -3,11 +3,25 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from canal_mpi.errors import UsageError
-from canal_mpi.topology.graphs import TOPOLOGIES, Edges, check, edges, from_text, is_file, lonely
+from canal_mpi.topology.graphs import (
+    TOPOLOGIES,
+    Edges,
+    by_host,
+    check,
+    check_name,
+    edges,
+    from_text,
+    is_file,
+    lonely,
+)
+from canal_mpi.topology.reach import degrees, diameter, unheard
 
-SIZES = range(1, 9)
+SIZES = [*range(1, 9), 16, 33, 64, 70]
+NAMED = [*TOPOLOGIES, "random:1", "random:3", "hosts"]
 
 
 def both_ways(*pairs: tuple[int, int]) -> Edges:
@@ -15,14 +29,14 @@ def both_ways(*pairs: tuple[int, int]) -> Edges:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", NAMED)
 def test_every_topology_joins_existing_agents_both_ways(name: str, size: int) -> None:
     found = edges(name, size)
     assert all(0 <= a < size and 0 <= b < size and a != b for a, b in found)
     assert found == {(b, a) for a, b in found}
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", NAMED)
 def test_a_lone_agent_has_no_edges(name: str) -> None:
     assert edges(name, 1) == set()
 
@@ -54,6 +68,87 @@ def test_small_topologies_literally() -> None:
     assert edges("ring", 4) == both_ways((0, 1), (1, 2), (2, 3), (3, 0))
     assert edges("star", 3) == both_ways((0, 1), (0, 2))
     assert edges("full", 3) == both_ways((0, 1), (0, 2), (1, 2))
+
+
+def test_two_agents_are_joined_by_every_topology_but_none() -> None:
+    for name in NAMED:
+        assert edges(name, 2) == (set() if name == "none" else both_ways((0, 1)))
+
+
+@given(st.sampled_from([name for name in NAMED if name != "none"]), st.integers(1, 70))
+def test_everybody_reaches_everybody(name: str, size: int) -> None:
+    assert unheard(edges(name, size), size) == {}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_tree_has_an_edge_less_than_agents_and_two_children_at_most(size: int) -> None:
+    found = edges("tree", size)
+    assert len(found) == 2 * (size - 1)
+    assert max(degrees(found, size)) <= 3
+
+
+@given(st.integers(1, 70))
+def test_grid_and_torus_give_at_most_four_neighbours(size: int) -> None:
+    assert max(degrees(edges("grid", size), size)) <= 4
+    assert max(degrees(edges("torus", size), size)) <= 4
+    assert edges("grid", size) <= edges("torus", size)
+
+
+def test_a_grid_is_as_near_to_a_square_as_can_be() -> None:
+    assert edges("grid", 6) == both_ways((0, 1), (1, 2), (3, 4), (4, 5), (0, 3), (1, 4), (2, 5))
+    assert edges("grid", 5) == both_ways((0, 1), (1, 2), (3, 4), (0, 3), (1, 4))
+    assert edges("torus", 5) == edges("grid", 5) | both_ways((0, 2))
+    assert set(degrees(edges("torus", 16), 16)) == {4}
+
+
+@given(st.integers(1, 70))
+def test_agents_of_a_hypercube_differ_in_one_bit(size: int) -> None:
+    found = edges("hypercube", size)
+    assert all((a ^ b).bit_count() == 1 for a, b in found)
+    wanted = [(a, b) for a in range(size) for b in range(size) if (a ^ b).bit_count() == 1]
+    assert found == set(wanted)
+
+
+@given(st.integers(1, 70), st.integers(1, 80), st.integers(0, 2**63 - 1))
+def test_a_random_graph_gives_everybody_enough_neighbours(size: int, least: int, seed: int) -> None:
+    found = edges(f"random:{least}", size, seed)
+    assert found == both_ways(*found)
+    assert unheard(found, size) == {}
+    assert min(degrees(found, size)) >= min(least, size - 1)
+    assert max(degrees(found, size)) <= max(least, 2) + 2
+
+
+def test_a_random_graph_depends_on_the_seed_alone() -> None:
+    assert edges("random:3", 20, 5) == edges("random:3", 20, 5)
+    assert edges("random:3", 20, 5) != edges("random:3", 20, 6)
+
+
+@pytest.mark.parametrize("name", ["random", "random:", "random:x", "random:0", "random:-1"])
+def test_a_random_graph_without_a_proper_number_is_refused(name: str) -> None:
+    for refuse in (check_name, lambda text: edges(text, 5)):
+        with pytest.raises(UsageError) as caught:
+            refuse(name)
+        assert str(caught.value) == (
+            f"topology '{name}': expected the least number of neighbours, as in random:3."
+        )
+
+
+@given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40))
+def test_hosts_are_full_inside_and_joined_by_one_bridge_each(hosts: list[str]) -> None:
+    size = len(hosts)
+    found = edges("hosts", size, hosts=hosts)
+    assert found == both_ways(*found)
+    assert diameter(found, size) <= 3
+    assert unheard(found, size) == {}
+    inside = {(a, b) for a in range(size) for b in range(size) if a != b and hosts[a] == hosts[b]}
+    assert inside <= found
+    bridges = sorted((hosts[a], hosts[b]) for a, b in found - inside)
+    assert bridges == sorted((a, b) for a in set(hosts) for b in set(hosts) if a != b)
+
+
+def test_bridges_are_spread_over_the_agents_of_a_host() -> None:
+    found = by_host(["a", "a", "b", "b", "c", "c"])
+    assert found == both_ways((0, 1), (2, 3), (4, 5), (0, 2), (1, 4), (3, 5))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -154,19 +249,22 @@ def test_files_are_told_from_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert edges("mine", 2) == {(0, 1)}
 
 
+KNOWN = "full, grid, hosts, hypercube, line, none, random:K, ring, star, torus, tree"
+
+
 @pytest.mark.parametrize(("name", "meant"), [("rign", "ring"), ("Full", "full"), ("strar", "star")])
 def test_an_unknown_name_suggests_the_closest(name: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         edges(name, 5)
     assert str(caught.value) == (
-        f"unknown topology '{name}'; did you mean '{meant}'? known: full, none, ring, star."
+        f"unknown topology '{name}'; did you mean '{meant}'? known: {KNOWN}."
     )
 
 
 def test_a_name_like_no_other_lists_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        edges("hypercube", 5)
-    assert str(caught.value) == "unknown topology 'hypercube'; known: full, none, ring, star."
+        edges("moebius", 5)
+    assert str(caught.value) == f"unknown topology 'moebius'; known: {KNOWN}."
 
 
 def test_a_very_long_name_is_refused() -> None:

@@ -1,6 +1,7 @@
 """What rank 0 works out before anything starts, and sends to the others."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -71,10 +72,11 @@ class Plan:
         return [k for k in same if (agent, k) in both]
 
 
-def make_plan(request: Request, size: int) -> Plan:
-    """Read files, check names, decide who does what; on rank 0 only."""
+def make_plan(request: Request, hosts: Sequence[str]) -> Plan:
+    """Read files, check names, decide who does what; on rank 0 only. One host a rank."""
     from canal_mpi import tasks
 
+    size = len(hosts)
     job = tasks.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, size)
     orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
@@ -85,7 +87,7 @@ def make_plan(request: Request, size: int) -> Plan:
         datetime.now().strftime("%Y%m%d-%H%M%S"),
         first,
         [order[:rounds] for order in orders],
-        sorted(_edges(job, size)),
+        sorted(_edges(job, hosts)),
     )
     _check_sync(plan)
     if job.share.lessons:
@@ -129,8 +131,8 @@ def _first_agent(request: Request, size: int) -> int:
     return agent or 0
 
 
-def _edges(job: Job, size: int) -> Edges:
-    found = edges(job.share.topology, size)
+def _edges(job: Job, hosts: Sequence[str]) -> Edges:
+    found = edges(job.share.topology, len(hosts), job.seed, hosts)
     return set() if job.share.policy == "none" else found
 
 

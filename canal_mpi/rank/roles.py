@@ -22,9 +22,9 @@ from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.topology.desk import Terms
-from canal_mpi.topology.graphs import lonely
 from canal_mpi.topology.link import SoloLink
 from canal_mpi.topology.offers import pack_offers, unpack_offers
+from canal_mpi.topology.reach import warnings
 from canal_mpi.types import Link
 
 INTERRUPTED = 130
@@ -119,7 +119,7 @@ class Run:
         world, request = self.world, self.request
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
         self.plan = Plan.from_json(
-            world.from_root(lambda: make_plan(request, world.size).to_json())
+            world.from_root(lambda: make_plan(request, world.hosts).to_json())
         )
         self.number = world.agent = self.plan.first_agent + world.rank
         world.watch.timeout = self.plan.job.timeout
@@ -289,9 +289,9 @@ class Run:
                 f"One agent (agent {self.number}), no sharing; five that share: "
                 f"mpirun -np 5 canal-mpi train{job_flag}"
             )
-        alone = lonely(set(plan.edges), size) if job.share.policy != "none" and size > 1 else []
-        if alone:
-            self.view.say(f"warning: no edge touches agent {', '.join(map(str, alone))}.")
+        if "none" not in (job.share.policy, job.share.topology):
+            for words in warnings(set(plan.edges), size):
+                self.view.say(f"warning: {words}")
         self.view.event("start", agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
 
     def _close_results(self) -> None:
