@@ -126,15 +126,15 @@ class Agent:
         env.close()
 
     def update(self) -> None:
-        """One update, from the current task or, now and then, from an old one."""
-        start, batch = perf_counter(), None
-        if self.memory.tasks and self.draws.random() >= self.job.memory.current_bias:
-            batch = self.memory.sample(self.task, self.draws)
-        elif self.replay.others and self.draws.random() < self.job.reuse.share:
+        """One update of the current task and, on top of it, some of old ones."""
+        start = perf_counter()
+        if self.replay.others and self.draws.random() < self.job.reuse.share:
             batch = self.replay.sample_other(self.draws)
-        if batch is None:
+        else:
             batch = self.replay.sample(self.draws)._replace(task=self.task, imitate=self.imitate)
         self.record.update(self.learner.learn(batch))
+        while self.memory.others(self.task) and self.draws.random() >= self.job.memory.current_bias:
+            self.learner.learn(self.memory.sample(self.task, self.draws))
         self.record.learn_seconds += perf_counter() - start
 
     def choose_actions(self, obs: Array, step: int) -> Array:

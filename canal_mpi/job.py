@@ -81,6 +81,9 @@ class LearnConfig:
     identity: str = setting(
         "heads", "one head for all tasks, one a task, or a network a task", names=IDENTITIES
     )
+    own_input: bool = setting(
+        True, "heads of an mlp: an input layer for every task, on the shared rest"
+    )
     double: bool = setting(True, "choose the next action by the online network (double DQN)")
     target_every: int = setting(500, "updates between copies to the target; 0: no target", 0)
     loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
@@ -101,9 +104,11 @@ class MemoryConfig:
 
     rows: int = setting(20_000, "rows of old tasks that are kept, all together", 0, 100_000_000)
     current_bias: float = setting(
-        0.75, "probability that a batch comes from the current task, not an old one", 0, 1
+        0.75, "probability that a batch comes from the current task; old ones come on top", 0.01, 1
     )
+    rehearse: bool = setting(True, "learn from the rewards of old tasks again, too")
     alpha: float = setting(1.0, "weight of staying near stored values (DER++); 0: none", 0)
+    imitate: float = setting(0.0, "weight of the policy that stored values had; 0: none", 0)
     ewc: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
     ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
     ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)

@@ -1,7 +1,7 @@
 """The DQN family: double, target network, Huber, on pieces that a task's identity chooses.
 
 A learner owns pieces: trunks and heads. `single` has one of each for all tasks, `heads` a head for
-every task on one trunk, `separate` a whole network for every task.
+every task on one trunk (and an input layer in front of it), `separate` a whole network for each.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from canal_mpi.job import Job
 from canal_mpi.learn import NETWORKS
 from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
-from canal_mpi.learn.nets import Dueling
+from canal_mpi.learn.nets import Dueling, Mlp
 from canal_mpi.learn.passes import Passes, passes
 from canal_mpi.learn.piece import Piece
 from canal_mpi.types import Array, Batch, Columns, Spaces
@@ -50,28 +50,49 @@ class DQN:
         self.task, self.teacher = task, None
         self._network(task)
 
-    def names(self, task: str) -> tuple[str, str]:
-        """The pieces that a task uses: its trunk and its head."""
+    def names(self, task: str) -> dict[str, str]:
+        """The pieces that a task uses, by what they are: its input, trunk and head."""
         identity = self.config.identity
         trunk = f"trunk/{task}" if identity == "separate" else "trunk"
-        return trunk, "head" if identity == "single" else f"head/{task}"
+        own = {"input": f"input/{task}"} if self.splits else {}
+        return own | {"trunk": trunk, "head": "head" if identity == "single" else f"head/{task}"}
+
+    @property
+    def splits(self) -> bool:
+        """Whether every task has an input layer of its own in front of the shared trunk."""
+        c = self.config
+        return c.own_input and c.identity == "heads" and c.network == "mlp" and len(c.widths) > 1
+
+    def _pieces(self, task: str = "") -> dict[str, Piece]:
+        """The pieces of a task (the current one) by what they are."""
+        return {part: self.pieces[name] for part, name in self.names(task or self.task).items()}
 
     def _network(self, task: str) -> tuple[Passes, Passes]:
         """Online and target passes of a task; made at first sight."""
         if task not in self._passes:
-            trunk, head = (self._piece(name) for name in self.names(task))
-            online = passes(trunk.module, head.module)
-            self._passes[task] = (online, passes(trunk.target, head.target))
+            *body, head = (self._piece(part, name) for part, name in self.names(task).items())
+            online = passes([piece.module for piece in body], head.module)
+            target = passes([piece.target for piece in body], head.target)
+            self._passes[task] = (online, target)
         return self._passes[task]
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, part: str, name: str) -> Piece:
         if name not in self.pieces:
-            make = self._make_trunk if name.startswith("trunk") else self._make_head
             with SEEDING:
-                torch.manual_seed(self._seed(name))
-                module = make()
-            self.pieces[name] = Piece(module.to(self.device))
+                torch.manual_seed(self._seed("trunk" if part == "input" else name))
+                self.pieces[name] = self._make(part)
         return self.pieces[name]
+
+    def _make(self, part: str) -> Piece:
+        """A new piece; an input layer is the first layer of what the trunk would be alone."""
+        if part == "head":
+            kind = Dueling if self.config.dueling else nn.Linear
+            return Piece(kind(self._features, self.spaces.actions).to(self.device))
+        whole = self._make_trunk()
+        if self.splits:
+            assert isinstance(whole, Mlp)
+            whole = whole.part(slice(0, 1) if part == "input" else slice(1, None))
+        return Piece(whole.to(self.device))
 
     def _make_trunk(self) -> nn.Module:
         c = self.config
@@ -82,10 +103,6 @@ class DQN:
             raise UsageError(f"learn.network = {c.network}: {error}.") from error
         self._features = int(trunk.features)  # type: ignore[arg-type]
         return trunk
-
-    def _make_head(self) -> nn.Module:
-        kind = Dueling if self.config.dueling else nn.Linear
-        return kind(self._features, self.spaces.actions)
 
     # ── acting ─────────────────────────────────────────────────────────────────────────────────
 
@@ -113,14 +130,28 @@ class DQN:
         if batch.imitate and self.teacher is not None:
             extra, slope = imitation(values, self.teacher.values(obs), self.reuse.temperature)
             loss, gradient = loss + batch.imitate * extra, gradient.add_(slope, alpha=batch.imitate)
-        if batch.stored is not None and self.memory.alpha:
-            kept = torch.from_numpy(batch.stored).to(self.device)
-            extra, slope = stored_values(values, kept)
-            alpha = self.memory.alpha
-            loss, gradient = loss + alpha * extra, gradient.add_(slope, alpha=alpha)
+        if batch.stored is not None:
+            loss, gradient = self._remember(batch.stored, values, loss, gradient)
         online.backward(gradient)
         self._step(batch.task)
         return float(loss)
+
+    def _remember(
+        self, stored: Array, values: Tensor, loss: Tensor, gradient: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient of a batch of an old task: what it is rehearsed by."""
+        settings, kept = self.memory, torch.from_numpy(stored).to(self.device)
+        if not settings.rehearse:
+            loss, gradient = loss * 0, gradient.zero_()
+        if settings.alpha:
+            extra, slope = stored_values(values, kept)
+            loss = loss + settings.alpha * extra
+            gradient.add_(slope, alpha=settings.alpha)
+        if settings.imitate:
+            extra, slope = imitation(values, kept, self.reuse.temperature)
+            loss = loss + settings.imitate * extra
+            gradient.add_(slope, alpha=settings.imitate)
+        return loss, gradient
 
     def _goals(self, batch: Batch) -> Tensor:
         online, target = self._network(batch.task)
@@ -136,7 +167,7 @@ class DQN:
 
     def _step(self, task: str) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
-        pieces = {name: self.pieces[name] for name in self.names(task)}
+        pieces = {name: self.pieces[name] for name in self.names(task).values()}
         if self.combine and task == self.task:
             _combine([piece.grad for piece in pieces.values()], self.combine)
         if self.memory.ewc:
@@ -167,52 +198,46 @@ class DQN:
 
     def network(self) -> Columns:
         """The network of the current task, for a lesson."""
-        trunk, head = self.names(self.task)
-        return {
-            "trunk": self.pieces[trunk].weights.detach().cpu().numpy().copy(),
-            "head": self.pieces[head].weights.detach().cpu().numpy().copy(),
-        }
+        pieces = self._pieces().items()
+        return {part: piece.weights.detach().cpu().numpy().copy() for part, piece in pieces}
 
     def teach(self, network: Columns) -> None:
         """Take a donor's network of the current task as the teacher."""
-        trunk, head = (
-            Piece(make().to(self.device)) for make in (self._make_trunk, self._make_head)
-        )
-        _copy(network, {"trunk": trunk, "head": head})
-        self.teacher = passes(trunk.module, head.module)
+        pieces = {part: self._make(part) for part in self.names(self.task)}
+        _copy(network, pieces)
+        *body, head = (piece.module for piece in pieces.values())
+        self.teacher = passes(body, head)
 
     def adopt(self, network: Columns) -> None:
         """Start from the donor's weights instead of one's own."""
-        trunk, head = (self.pieces[name] for name in self.names(self.task))
-        _copy(network, {"trunk": trunk, "head": head})
+        _copy(network, self._pieces())
 
     def blend(self, network: Columns, alpha: float) -> None:
         """Move the weights of the current task towards others'; the target stays."""
-        trunk, head = (self.pieces[name] for name in self.names(self.task))
-        _check_make(network, {"trunk": trunk, "head": head})
-        for name, piece in (("trunk", trunk), ("head", head)):
-            piece.weights.lerp_(torch.from_numpy(network[name]).to(self.device), alpha)
+        _check_make(network, self._pieces())
+        for part, piece in self._pieces().items():
+            piece.weights.lerp_(torch.from_numpy(network[part]).to(self.device), alpha)
 
     def twin(self) -> Columns:
         """Everything with which another agent goes on from here on the current task."""
-        trunk, head = (self.pieces[name].state() for name in self.names(self.task))
-        parts = {"trunk": trunk, "head": head}
-        return {f"{p}/{name}": c for p, state in parts.items() for name, c in state.items()}
+        states = {part: piece.state() for part, piece in self._pieces().items()}
+        return {f"{part}/{name}": c for part, state in states.items() for name, c in state.items()}
 
     def become(self, twin: Columns) -> None:
         """Go on from another agent's `twin`."""
-        for part, name in zip(("trunk/", "head/"), self.names(self.task), strict=True):
-            mine = {k.removeprefix(part): c for k, c in twin.items() if k.startswith(part)}
-            if mine.keys() != self.pieces[name].state().keys():
-                raise DamagedData(f"the other's {part} has the parts {sorted(mine)}")
-            self.pieces[name].restore(mine)
+        for part, piece in self._pieces().items():
+            start = f"{part}/"
+            theirs = {k.removeprefix(start): c for k, c in twin.items() if k.startswith(start)}
+            if theirs.keys() != piece.state().keys():
+                raise DamagedData(f"the other's {part} has the parts {sorted(theirs)}")
+            piece.restore(theirs)
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         """End of a task: remember which weights mattered to it (EWC)."""
         if not self.memory.ewc:
             return
         online, _ = self._network(self.task)
-        pieces = {name: self.pieces[name] for name in self.names(self.task)}
+        pieces = {name: self.pieces[name] for name in self.names(self.task).values()}
         with self.elastic.measuring(pieces) as measure:
             for _ in range(self.memory.ewc_batches):
                 batch = sample()
@@ -241,7 +266,7 @@ class DQN:
                 name, _, part = key.removeprefix("pieces/").rpartition("/")
                 groups.setdefault(name, {})[part] = column
         for name, columns in sorted(groups.items(), reverse=True):  # trunks before heads
-            self._piece(name).restore(columns)
+            self._piece(name.partition("/")[0], name).restore(columns)
         elastic = {k.removeprefix("elastic/"): c for k, c in state.items() if "elastic/" in k}
         self.elastic.restore(elastic)
         self.updates = int(state["updates"][0])

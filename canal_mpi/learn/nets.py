@@ -11,6 +11,9 @@ from torch import Tensor, nn
 class Mlp(nn.Module):
     """Fully connected layers, each followed by LayerNorm (if asked for) and ReLU."""
 
+    linears: list[nn.Linear]
+    norms: list[nn.LayerNorm]
+
     def __init__(self, shape: tuple[int, ...], widths: Sequence[int], layer_norm: bool) -> None:
         super().__init__()
         sizes = [prod(shape), *widths]
@@ -18,6 +21,15 @@ class Mlp(nn.Module):
         self.norms = [nn.LayerNorm(b) for b in sizes[1:] if layer_norm]
         self.parts = nn.ModuleList([*self.linears, *self.norms])
         self.features = sizes[-1]
+
+    def part(self, layers: slice) -> "Mlp":
+        """Some of the layers, as a network of their own."""
+        linears = self.linears[layers]
+        part = Mlp((linears[0].in_features,), (), False)
+        part.linears, part.norms = linears, self.norms[layers]
+        part.parts = nn.ModuleList([*part.linears, *part.norms])
+        part.features = linears[-1].out_features
+        return part
 
     def forward(self, obs: Tensor) -> Tensor:
         """Features of flat observations [batch, numbers]."""

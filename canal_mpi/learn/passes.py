@@ -3,6 +3,7 @@
 Losses hand back the gradient with respect to the action values, so both ways are used alike.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,10 +24,10 @@ class Passes(Protocol):
 
 
 class Plain:
-    """Any trunk and head, by autograd."""
+    """Any modules in a row, by autograd."""
 
-    def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
-        self.trunk, self.head = trunk, head
+    def __init__(self, body: Sequence[nn.Module], head: nn.Module) -> None:
+        self.trunk, self.head = nn.Sequential(*body), head
         self._values = torch.zeros(0)
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -56,11 +57,11 @@ class Plain:
 
 
 class ByHand:
-    """An Mlp trunk and a linear head on the CPU: the same numbers, without autograd."""
+    """Mlps in a row and a linear head on the CPU: the same numbers, without autograd."""
 
-    def __init__(self, trunk: Mlp, head: nn.Linear) -> None:
-        self.layers = [_views(linear) for linear in trunk.linears]
-        self.norms = [(*_views(norm), norm.eps) for norm in trunk.norms]
+    def __init__(self, body: Sequence[Mlp], head: nn.Linear) -> None:
+        self.layers = [_views(linear) for part in body for linear in part.linears]
+        self.norms = [(*_views(norm), norm.eps) for part in body for norm in part.norms]
         self.head = _views(head)
         self._kept: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]] = []
         self._last = torch.zeros(0)
@@ -141,9 +142,10 @@ def _through(layer: Views, obs: Tensor, gradient: Tensor, deeper: bool) -> Tenso
     return gradient @ weight if deeper else gradient
 
 
-def passes(trunk: nn.Module, head: nn.Module) -> Passes:
+def passes(body: Sequence[nn.Module], head: nn.Module) -> Passes:
     """By hand where that is possible, else by autograd."""
     on_cpu = all(part.device.type == "cpu" for part in head.parameters())
-    if isinstance(trunk, Mlp) and isinstance(head, nn.Linear) and on_cpu:
-        return ByHand(trunk, head)
-    return Plain(trunk, head)
+    mlps = [part for part in body if isinstance(part, Mlp)]
+    if len(mlps) == len(body) and isinstance(head, nn.Linear) and on_cpu:
+        return ByHand(mlps, head)
+    return Plain(body, head)

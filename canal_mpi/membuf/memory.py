@@ -55,11 +55,13 @@ class Memory:
         else:
             self.tasks.pop(task, None)
 
-    def sample(self, current: str, rng: np.random.Generator) -> Batch | None:
-        """A batch of one old task, each equally likely; None where there is none."""
-        others = [task for task in self.tasks if task != current]
-        if not others:
-            return None
+    def others(self, current: str) -> list[str]:
+        """Old tasks that can be rehearsed."""
+        return [task for task in self.tasks if task != current]
+
+    def sample(self, current: str, rng: np.random.Generator) -> Batch:
+        """A batch of one old task, each equally likely."""
+        others = self.others(current)
         task = others[int(rng.integers(len(others)))]
         past = self.tasks[task]
         picked = past.buffer.draw(rng, self.sampler.recipe.batch)
