@@ -1,4 +1,4 @@
-"""The command line: `canal-mpi train`, `canal-mpi config`. Loads neither torch nor MPI for help."""
+"""The command line: `canal-mpi train`, `config`, … Loads neither torch nor MPI for help."""
 
 import os
 from typing import Any
@@ -23,7 +23,7 @@ JOB_OPTIONS = [
         help="Lessons agents take: exact, none, previous, all, simnet, wasserstein …",
     ),
     click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
-    click.option("--topology", help="Who hears whom: full, ring, star, none, or a file of edges."),
+    click.option("--topology", help="Who hears whom; `canal-mpi topology --help` names them."),
     click.option("--exchange", help="rounds: in step, reproducible; free: nobody ever waits."),
     click.option("--sync", help="On the same task also share parameters: blend or gradients."),
     click.option("--lessons", metavar="RUN", help="Offer the lessons of an earlier run too."),
@@ -131,6 +131,36 @@ def config(list_tasks: bool, **options: Any) -> None:
         return
     job = tasks.named(resolve(flags_of(options), options["job_file"]))
     click.echo(to_toml(job, explain=True), nl=False)
+
+
+@cli.command()
+@click.argument("name")
+@click.option("-n", "size", type=int, metavar="N", help="Number of agents; default 5.")
+@click.option("--seed", type=int, default=1, help="For random:K; default 1, as in a job.")
+@click.option("--hosts", metavar="LIST", help="Where agents run, as in nano-1:2,xavier:3.")
+@click.option("--lesson-mb", type=float, default=1.0, help="Size of a lesson; default 1 MB.")
+@click.option("--svg", "file", metavar="FILE", help="Also draw it into an SVG file.")
+def topology(
+    name: str, size: int | None, seed: int, hosts: str | None, lesson_mb: float, file: str | None
+) -> None:
+    """Draw who hears whom, and say what a lesson costs there.
+
+    NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a file with
+    one directed edge (0 -> 1) a line, or module:function.
+    """
+    from pathlib import Path
+
+    from canal_mpi.results.files import write_whole
+    from canal_mpi.topology import draw, graphs
+
+    places = draw.host_of_each(hosts, size) if hosts else []
+    size = draw.checked(size if size is not None else len(places) or 5, seed, lesson_mb)
+    edges = graphs.edges(name, size, seed, places)
+    lines = draw.summary(name, edges, size, lesson_mb)
+    click.echo("\n".join([*draw.picture(name, edges, size, places), "", *lines]))
+    if file is not None:
+        write_whole(Path(file), draw.svg(name, edges, size, lines, places).encode())
+        click.echo(f"  drawn       {file}")
 
 
 def run() -> int:

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
-ALGORITHMS: Mapping[str, str] = {"dqn": "canal_mpi.learn.dqn:DQN"}
+ALGORITHMS: Mapping[str, str] = {
+    "dqn": "canal_mpi.learn.dqn:DQN",
+    "linear": "canal_mpi.learn.linear:Linear",
+}
 NETWORKS: Mapping[str, str] = {"mlp": "canal_mpi.learn.nets:Mlp", "cnn": "canal_mpi.learn.nets:Cnn"}
 LOSSES = ("huber", "mse")
 IDENTITIES = ("single", "heads", "separate")

@@ -26,19 +26,23 @@ def neighbours(edges: Edges, size: int) -> list[list[int]]:
 def distances(edges: Edges, size: int) -> Distances:
     """Hops from each agent (row) to each other; UNREACHED where no path leads."""
     near = neighbours(edges, size)
-    return [_hops(near, agent) for agent in range(size)]
+    return [_walk(near, agent)[0] for agent in range(size)]
 
 
-def _hops(near: Sequence[Sequence[int]], start: int) -> list[int]:
-    found = [UNREACHED] * len(near)
-    found[start], front, hops = 0, [start], 0
-    while front:
-        hops += 1
-        heard = {b for a in front for b in near[a] if found[b] == UNREACHED}
-        for agent in heard:
-            found[agent] = hops
+def _walk(near: Sequence[Sequence[int]], start: int) -> tuple[list[int], Counter[int]]:
+    """Hops from one agent to each, and how many each serves: the lowest-numbered one does."""
+    found, served = [UNREACHED] * len(near), Counter[int]()
+    found[start], front = 0, [start]
+    while front and served.total() < len(near) - 1:
+        heard = []
+        for a in front:
+            for b in near[a]:
+                if found[b] == UNREACHED:
+                    found[b] = found[a] + 1
+                    served[a] += 1
+                    heard.append(b)
         front = sorted(heard)
-    return found
+    return found, served
 
 
 def diameter(edges: Edges, size: int) -> int:
@@ -110,18 +114,18 @@ class Spread:
 
 def spread(edges: Edges, size: int, donor: int) -> Spread:
     """The way of one donor's lesson; who can choose takes it from the lowest-numbered agent."""
-    near = neighbours(edges, size)
-    hops = _hops(near, donor)
-    served: Counter[int] = Counter()
-    for agent, way in enumerate(hops):
-        if way > 0:
-            served[min(a for a in range(size) if hops[a] == way - 1 and agent in near[a])] += 1
-    return Spread(max(hops), sum(served.values()), max(served.values(), default=0))
+    return _spread(neighbours(edges, size), donor)
+
+
+def _spread(near: Sequence[Sequence[int]], donor: int) -> Spread:
+    hops, served = _walk(near, donor)
+    return Spread(max(hops), served.total(), max(served.values(), default=0))
 
 
 def worst_spread(edges: Edges, size: int) -> Spread:
     """The largest figures over all donors."""
-    ways = [spread(edges, size, donor) for donor in range(size)]
+    near = neighbours(edges, size)
+    ways = [_spread(near, donor) for donor in range(size)]
     return Spread(
         max(way.rounds for way in ways),
         max(way.transfers for way in ways),
