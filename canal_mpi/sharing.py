@@ -37,11 +37,13 @@ class Sharing:
         self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
         self._active: list[int] = []
         self._sent = 0
+        self.swaps = False  # whether neighbours learn this task too and swap rows of it
 
     def begin(self, task: str, round_: int) -> None:
         """A new task: neighbours that learn it in this round too may swap rows."""
         self.task, self.round, self._sent = task, round_, 0
         self._active = list(self._peers(round_, task)) if self.job.lsc.save else []
+        self.swaps = bool(self._active)
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────
 

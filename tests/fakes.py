@@ -161,6 +161,11 @@ class FakeLink:
     def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
         return [b"" for _ in peers]
 
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
 
 class MemorySink(Rows):
     """Keeps rows as they come, and the arrays that were saved."""

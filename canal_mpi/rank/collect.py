@@ -5,11 +5,11 @@ from pathlib import Path
 from canal_mpi.columns import decode, encode
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
-from canal_mpi.rank.world import ROWS, ROWS_LIMIT, World
+from canal_mpi.rank.world import ROWS, World
 from canal_mpi.results.files import file_name
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.store import Store
-from canal_mpi.schema import Rows
+from canal_mpi.schema import ROWS_LIMIT, Rows
 from canal_mpi.types import Columns
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WORDS, ROWS, END = 31, 32, 33  # tags
 WORDS_LIMIT = 1 << 26
-ROWS_LIMIT = 1 << 32
 START_TIMEOUT = 60.0
 
 

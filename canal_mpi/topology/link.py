@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from queue import Queue
 from time import monotonic
 
+import numpy as np
+
+from canal_mpi.state import inside, record_from_columns, record_to_columns, under
 from canal_mpi.topology.graphs import Edges
-from canal_mpi.types import Offer, Parcel
+from canal_mpi.types import Columns, Offer, Parcel
 
 
 class SoloLink:
@@ -31,6 +34,13 @@ class SoloLink:
     def trade(self, peers: Sequence[int], data: bytes) -> list[bytes]:
         """There are no peers."""
         return []
+
+    def state(self) -> Columns:
+        """Nothing was ever heard."""
+        return {}
+
+    def restore(self, state: Columns) -> None:
+        """There is nothing to take back."""
 
 
 class ThreadLink:
@@ -74,6 +84,21 @@ class ThreadLink:
         for agent in peers:
             self._boxes[self.agent, agent].put((None, data))
         return [self._boxes[agent, self.agent].get(timeout=60)[1] for agent in peers]
+
+    def state(self) -> Columns:
+        """Everything heard so far."""
+        held: Columns = {}
+        for k, (offer, data) in enumerate(self._heard.values()):
+            held |= under(f"{k:06d}/offer", record_to_columns(offer))
+            held[f"{k:06d}/data"] = np.frombuffer(data, dtype=np.uint8)
+        return held
+
+    def restore(self, state: Columns) -> None:
+        """Take back what `state` gave."""
+        self._heard.clear()
+        for key in sorted({name.partition("/")[0] for name in state}):
+            offer = record_from_columns(Offer, inside(f"{key}/offer", state))
+            self._heard[offer.key] = (offer, state[f"{key}/data"].tobytes())
 
 
 Packet = tuple[Offer | None, bytes]

@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData, ProtocolError
+from canal_mpi.state import inside, under
 from canal_mpi.topology.graphs import Edges
 from canal_mpi.types import Columns, Offer, Parcel
 
@@ -146,6 +147,28 @@ class MpiLink:
         swapped = [bytes(self.mail.collect(agent, TRADE, self._limit, phase)) for agent in peers]
         self.mail.settle(phase)
         return swapped
+
+    def state(self) -> Columns:
+        """Offers heard and lessons on the shelf, for a checkpoint."""
+        offers = self.offers()
+        held = under("heard", offers_to_columns(offers))
+        held["heard/donor"] = np.array([offer.donor for offer in offers], dtype="<i4")
+        for (donor, round_), data in self._shelf.items():
+            held[f"shelf/{donor}-{round_}"] = np.frombuffer(data, dtype=np.uint8)
+        return held
+
+    def restore(self, state: Columns) -> None:
+        """Take back what `state` gave."""
+        heard = inside("heard", state)
+        donors = heard.pop("donor").tolist()
+        rows = [
+            {name: column[k : k + 1] for name, column in heard.items()} for k in range(len(donors))
+        ]
+        offers = [columns_to_offers(row, donor)[0] for row, donor in zip(rows, donors, strict=True)]
+        self._heard = {offer.key: offer for offer in offers}
+        for name, data in inside("shelf", state).items():
+            donor, _, round_ = name.partition("-")
+            self._shelf[int(donor), int(round_)] = data.tobytes()
 
     def _serve(self, agent: int) -> None:
         phase = "the exchange of requests"
