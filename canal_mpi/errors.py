@@ -41,6 +41,12 @@ class StorageError(CanalError):
     code = 74
 
 
+class Stopped(CanalError):
+    """The run ends early, in good order; it can be resumed."""
+
+    code = 75
+
+
 class ProtocolError(CanalError):
     """A peer sent something else than the protocol says, or nothing at all."""
 

@@ -70,7 +70,8 @@ class Recorder:
         known = {offer.key: offer for offer in offers}
         for donor, round_, seconds, waited in state["parcels"].tolist():
             key = (int(donor), int(round_))
-            self._parcels[key] = Parcel(known[key], b"", seconds, waited)
+            if key in known:  # others were dropped already
+                self._parcels[key] = Parcel(known[key], b"", seconds, waited)
         self._losses = state["losses"].tolist()
         self._recent.extend(state["recent"].tolist())
         self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]

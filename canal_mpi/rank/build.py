@@ -28,6 +28,7 @@ from canal_mpi.types import (
     EnvMaker,
     Learner,
     Link,
+    Saver,
     Sink,
     Spaces,
 )
@@ -86,6 +87,7 @@ def agent(
     sink: Sink,
     beat: Beat,
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
+    saver: Saver | None = None,
 ) -> Agent:
     """An agent with everything it needs."""
     spaces = common_spaces(job.tasks, job.task)
@@ -102,4 +104,5 @@ def agent(
         memory=Memory(spaces, job.memory.rows, replay.sampler),
         sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers),
         record=record,
+        saver=saver,
     )

@@ -25,6 +25,8 @@ class Request:
     force: bool = False
     agent: int | None = None
     verbosity: int = 0
+    resume: str | None = None
+    max_time: float | None = None  # seconds
 
 
 @dataclass(frozen=True)
@@ -77,16 +79,21 @@ def make_plan(request: Request, size: int) -> Plan:
 
     job = tasks.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, size)
+    run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return plan_of(job, _folder(request, job), run_id, first, size)
+
+
+def plan_of(job: Job, folder: Path, run_id: str, first: int, size: int) -> Plan:
+    """Who learns what and hears whom in a job."""
+    orders = orders_of(job, first, size)
+    return Plan(job, folder, run_id, first, orders, sorted(_edges(job, size)))
+
+
+def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
+    """The tasks of every agent."""
     orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
     rounds = job.train.rounds or len(job.tasks)
-    return Plan(
-        job,
-        _folder(request, job),
-        datetime.now().strftime("%Y%m%d-%H%M%S"),
-        first,
-        [order[:rounds] for order in orders],
-        sorted(_edges(job, size)),
-    )
+    return [order[:rounds] for order in orders]
 
 
 def _first_agent(request: Request, size: int) -> int:
