@@ -98,6 +98,7 @@ class Buffer:
     def _open(self, stream: int, obs: Array) -> None:
         row = int(self.base[stream] + self.cursor[stream])
         self.state_rows[row] = obs.reshape(-1)
+        self.action[row] = self.reward[row] = 0
         self.flags[row] = LAST
         self._used = max(self._used, row + 1)
 

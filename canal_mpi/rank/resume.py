@@ -75,7 +75,8 @@ def choose(world: World, folder: Path) -> Choice:
 def clean_up(world: World, folder: Path, choice: Choice) -> None:
     """Remove what lies beyond the choice, so that no later resume can take it for newer."""
     if world.hosts.index(world.host) == world.rank:
-        tidy(folder, choice.marks)
+        agents = range(choice.first_agent, choice.first_agent + choice.agents)
+        tidy(folder, choice.marks or dict.fromkeys(agents, Mark(0, 0)))
 
 
 def _report(folder: Path) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from canal_mpi import __version__, config, log
 from canal_mpi.errors import CanalError, ProtocolError, Stopped, StorageError, UsageError
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
+from canal_mpi.rank.launcher import STARTED
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, make_plan, orders_of
 from canal_mpi.rank.world import Agreed, World, library_versions
@@ -109,7 +110,6 @@ class Run:
     def __init__(self, world: World, request: Request) -> None:
         self.world, self.request = world, request
         self._told = -1  # the round that the witness knows of
-        self._began = monotonic()
         self.hint = ""  # how to go on, once there is something to go on with
 
     def go(self) -> None:
@@ -187,7 +187,7 @@ class Run:
             self.hint = f" To go on: {self.command}"
             signals.on_hurry = self._hurry
             limit = self.request.max_time
-            self.world.watch.end_by = inf if limit is None else self._began + limit
+            self.world.watch.end_by = inf if limit is None else STARTED + limit
 
     def _hurry(self, name: str) -> None:
         """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
