@@ -2,6 +2,7 @@
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -141,6 +142,25 @@ def config(list_tasks: bool, **options: Any) -> None:
         return
     job = tasks.named(resolve(flags_of(options), options["job_file"]))
     click.echo(to_toml(job, explain=True), nl=False)
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|RUN…")
+@click.option("--verify", is_flag=True, help="Check form, checksums and ranges.")
+@click.pass_context
+def inspect(ctx: click.Context, /, paths: tuple[str, ...], verify: bool) -> None:
+    """Look into the files of a run.
+
+    With --verify every file is checked: 1 is the exit code if something is wrong with one.
+    """
+    from canal_mpi.results import verify as checks
+
+    if not verify:
+        raise UsageError("inspect needs --verify.")
+    files = [file for path in paths for file in checks.files_of(Path(path))]
+    wrong = [words for file in files for words in checks.verify(file)]
+    click.echo("\n".join(wrong) if wrong else f"{len(files)} files are whole.")
+    ctx.exit(1 if wrong else 0)
 
 
 def run() -> int:
