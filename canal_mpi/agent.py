@@ -1,14 +1,15 @@
 """The life of an agent, on one screen: act, store, learn, share, record."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import exp, floor, inf, isnan, nan
 from time import perf_counter
 
 import numpy as np
 
-from canal_mpi import seeding
-from canal_mpi.errors import DamagedData
+from canal_mpi import position, seeding
+from canal_mpi.attempt import Attempt, NoCheckpoints, Training, best
+from canal_mpi.errors import DamagedData, NotRepeatable
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import Lesson
@@ -17,21 +18,7 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import one_after_another
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
-from canal_mpi.types import CUT, ENDED, Array, Batch, Columns, EnvMaker, Learner
-
-
-@dataclass(frozen=True)
-class Training:
-    """How one task is learnt."""
-
-    steps: int  # own steps in the environment, at most
-    study: int = 0  # updates on lessons before the first own step
-    foreign: float = 0.0  # part of a batch that comes from lessons while playing
-    imitate: float = 0.0  # weight of imitating the donor
-    goal: float = inf  # the donor's score; imitation fades on the way to it
-    stops: bool = False  # whether to stop there
-    looks: bool = True  # whether to look at the score before the first own step
-    epsilon: float = 0.0  # probability of a random action at first
+from canal_mpi.types import CUT, ENDED, Array, Batch, Columns, Env, EnvMaker, Learner, Saver
 
 
 class Agent:
@@ -49,64 +36,77 @@ class Agent:
         memory: Memory,
         sharing: Sharing,
         record: Recorder,
+        saver: Saver | None = None,
     ) -> None:
         self.job, self.number, self.order = job, number, order
         self.envs, self.learner, self.replay, self.memory = envs, learner, replay, memory
-        self.sharing, self.record = sharing, record
+        self.sharing, self.record, self.saver = sharing, record, saver or NoCheckpoints()
+        self.first_round = 1
+        self.taken_up: Attempt | None = None  # of the first round, after a resume
 
     def run(self) -> None:
         """Every task of the order: a round each."""
         late = 0.0  # waited for the slowest of the round before
-        for round_, task in enumerate(self.order, 1):
-            self.record.begin(task, round_)
-            self.record.waited(late)
-            self.learn_task(task, round_)
+        for round_ in range(self.first_round, len(self.order) + 1):
+            self.learn_task(self.order[round_ - 1], round_, late)
             start = perf_counter()
             self.record.sink.flush(round_)
             late = perf_counter() - start
 
-    def learn_task(self, task: str, round_: int) -> None:
+    def learn_task(self, task: str, round_: int, late: float = 0.0) -> None:
         """One round: take lessons, train, be evaluated, offer what was experienced."""
+        attempt = self.taken_up or self.begin(task, round_)
+        self.record.waited(late)
+        score = self.learn(attempt)
+        if attempt.lessons and not self.admitted(attempt, score):
+            attempt = self.alone()
+            score = self.learn(attempt)
+        self.taken_up = None
+        self.sharing.finish_swaps(self.replay, self.learner)
+        self.evaluate_others(round_)
+        self.remember(attempt.lessons)
+        self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
+        self.record.learnt([lesson.offer.source for lesson in attempt.lessons], score)
+        self.record.sink.save("checkpoints", "learner", self.learner.state())
+
+    def begin(self, task: str, round_: int) -> Attempt:
+        """A new task, with what the neighbours have to say about it."""
         self.task, self.looks = task, 0
+        self.record.begin(task, round_)
         self.explore, self.draws = self.stream("explore"), self.stream("sample")
         self.learner.begin(task)
         self.sharing.begin(task, round_)
         lessons, before = self.take_lessons()
-        score, donors = None, [lesson.offer.source for lesson in lessons]
-        if lessons:
-            score = self.learn_from(lessons, before)
-        if score is None:
-            lessons, donors = [], []
-            self.replay.begin([])
-            self.train(Training(self.job.train.frames, epsilon=self.job.explore.start))
-            score = self.evaluate()
-        self.sharing.finish_swaps(self.replay, self.learner)
-        self.evaluate_others(round_)
-        self.remember(lessons)
-        self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
-        self.record.learnt(donors, score)
-        self.record.sink.save("checkpoints", "learner", self.learner.state())
+        attempt = self.with_lessons(lessons, before) if lessons else self.alone()
+        self.saver.start(round_, lambda: position.state_of(self))
+        return attempt
 
-    def train(self, how: Training) -> None:
-        """Learn a task: study its lessons first, then play."""
+    def learn(self, attempt: Attempt) -> float:
+        """Learn the task; the score."""
+        if not attempt.trained:
+            self.train(attempt)
+        return self.evaluate()
+
+    def train(self, attempt: Attempt) -> None:
+        """Study the lessons first, then play."""
+        how = attempt.how
         self.record.phase("training")
-        self.record.plan(how.study + how.steps)
-        self.how, self.imitate, self.replay.foreign = how, how.imitate, 1.0
-        for _ in range(how.study):
+        while attempt.studied < how.study:
             self.update()
+            attempt.studied += 1
             self.note_turn()
-        if how.steps and not (how.looks and self.reached(how.goal)):
-            self.play(how)
+        if attempt.playing or (how.steps and not (how.looks and self.reached(how.goal))):
+            self.play(attempt)
         if self.record.unwritten:
             self.record.training(self.epsilon(self.record.env_steps))
+        attempt.trained = True
+        self.saver.end(self.cut())
 
-    def play(self, how: Training) -> None:
+    def play(self, attempt: Attempt) -> None:
         """The training loop: act, learn while the environment works, store."""
-        self.replay.foreign = how.foreign
-        self.sharing.restart(self.learner)
-        env = self.envs(self.task, "train", self.number)
-        obs, done = env.reset(), 0
-        self.replay.own.start(obs)
+        how, done = attempt.how, attempt.done
+        attempt.env = env = self.envs(self.task, "train", self.number)
+        obs = self.first_look(env, attempt)
         while done < how.steps and not (done and self.reached(how.goal, done)):
             before, done, start = done, min(done + env.count, how.steps), perf_counter()
             actions = self.choose_actions(obs, before)
@@ -120,10 +120,29 @@ class Agent:
             self.replay.own.add(actions, step)
             self.record.step(step)
             self.sharing.swap(self.replay, self.learner, done)
-            obs = step.start
+            obs = attempt.obs = step.start
+            attempt.done = done
             self.record.env_seconds += perf_counter() - learnt + sent - start
             self.note_turn(done - before, self.epsilon(done))
         env.close()
+
+    def first_look(self, env: Env, attempt: Attempt) -> Array:
+        """What the environments show: a first state, or the one that a checkpoint was left in."""
+        if not attempt.playing:
+            attempt.playing, self.replay.foreign = True, attempt.how.foreign
+            self.sharing.restart(self.learner)
+            obs = env.reset()
+            self.replay.own.start(obs)
+            return obs
+        try:
+            env.restore(attempt.saved_env)
+            return attempt.obs
+        except NotRepeatable as error:
+            logger.warning("%s; a new episode begins: not the same bits from here on", error)
+            obs = env.reset()
+            self.replay.own.break_off(obs)
+            self.record.break_off()
+            return obs
 
     def update(self) -> None:
         """One update of the current task and, on top of it, some of old ones."""
@@ -131,7 +150,9 @@ class Agent:
         if self.replay.others and self.draws.random() < self.job.reuse.share:
             batch = self.replay.sample_other(self.draws)
         else:
-            batch = self.replay.sample(self.draws)._replace(task=self.task, imitate=self.imitate)
+            batch = self.replay.sample(self.draws)._replace(
+                task=self.task, imitate=self.now.imitate
+            )
         self.record.update(self.learner.learn(batch))
         while self.memory.others(self.task) and self.draws.random() >= self.job.memory.current_bias:
             self.learner.learn(self.memory.sample(self.task, self.draws))
@@ -148,7 +169,7 @@ class Agent:
     def epsilon(self, step: int) -> float:
         """Probability of a random action after that many steps of the task."""
         explore = self.job.explore
-        start = max(self.how.epsilon, explore.end)
+        start = max(self.now.how.epsilon, explore.end)
         return explore.end + (start - explore.end) * exp(-step / explore.decay)
 
     @property
@@ -167,6 +188,11 @@ class Agent:
         if self.record.turn(steps, self.job.train.log_every):
             self.record.training(epsilon)
         self.record.beat()
+        self.saver.turn(steps, self.cut())
+
+    def cut(self) -> Callable[[], Columns] | None:
+        """The state of the agent, unless neighbours swap rows with it: they can't go back alone."""
+        return None if self.sharing.swaps else lambda: position.state_of(self)
 
     # ── lessons ────────────────────────────────────────────────────────────────────────────────
 
@@ -199,9 +225,32 @@ class Agent:
         env.close()
         return self.sharing.embedding(scratch.own.export_all(), rng)
 
-    def learn_from(self, lessons: list[Lesson], before: float) -> float | None:
-        """Learn the task with lessons; the score, or None where they made the agent worse."""
+    def with_lessons(self, lessons: list[Lesson], before: float) -> Attempt:
+        """Learn the task with lessons."""
         weights = self.learner.state() if self.job.reuse.admission else {}
+        self.sharing.sync.leave(self.learner)
+        same = self.hold(lessons)
+        return self.attempt_as(self.how_to_reuse(same), lessons, before, weights)
+
+    def alone(self) -> Attempt:
+        """Learn the task by playing it."""
+        self.hold([])
+        return self.attempt_as(Training(self.job.train.frames, epsilon=self.job.explore.start))
+
+    def attempt_as(
+        self,
+        how: Training,
+        lessons: Sequence[Lesson] = (),
+        before: float = nan,
+        weights: Columns | None = None,
+    ) -> Attempt:
+        """Begin to learn the task in that way."""
+        self.record.plan(how.study + how.steps)
+        self.now = Attempt(how, list(lessons), before, weights or {}, how.imitate)
+        return self.now
+
+    def hold(self, lessons: list[Lesson]) -> list[Lesson]:
+        """Give the replay the rows of lessons; those of this very task."""
         same = [lesson for lesson in lessons if lesson.offer.task == self.task]
         others: dict[str, list[Columns]] = {}
         for lesson in lessons:
@@ -209,35 +258,35 @@ class Agent:
                 others.setdefault(lesson.offer.task, []).append(lesson.rows)
         foreign = {task: one_after_another(parts) for task, parts in others.items()}
         self.replay.begin([lesson.rows for lesson in same], foreign)
-        self.sharing.sync.leave(self.learner)
-        self.train(self.how_to_reuse(same))
-        after = self.evaluate()
-        kept = not (self.job.reuse.admission and after < before)
-        for lesson in lessons:
-            self.record.used(lesson.offer, before, after, kept)
-        if kept:
-            return after
-        self.learner.restore(weights)
-        self.learner.begin(self.task)
-        return None
+        return same
+
+    def admitted(self, attempt: Attempt, after: float) -> bool:
+        """Whether the lessons may stay; where they made the agent worse it is as before."""
+        kept = not (self.job.reuse.admission and after < attempt.before)
+        for lesson in attempt.lessons:
+            self.record.used(lesson.offer, attempt.before, after, kept)
+        if not kept:
+            self.learner.restore(attempt.weights)
+            self.learner.begin(self.task)
+        return kept
 
     def how_to_reuse(self, lessons: list[Lesson]) -> Training:
         """What the chosen mode does with lessons of this very task; without one it plays."""
         reuse, frames = self.job.reuse, self.job.train.frames
         if not lessons:
             return Training(frames, epsilon=self.job.explore.start)
-        best = max(lessons, key=lambda lesson: lesson.offer.score)
-        goal = inf if isnan(best.offer.score) else best.offer.score
+        donor = best(lessons)
+        goal = inf if isnan(donor.offer.score) else donor.offer.score
         steps = round(reuse.frames * frames)
         if reuse.mode == "replay":
             return Training(0, study=self.updates_due(0, frames))
         mixed = Training(steps, foreign=reuse.share, goal=goal, stops=reuse.stop_early, looks=False)
-        if reuse.mode == "mix" or not best.network:
+        if reuse.mode == "mix" or not donor.network:
             return mixed
         try:
-            (self.learner.adopt if reuse.mode == "adopt" else self.learner.teach)(best.network)
+            (self.learner.adopt if reuse.mode == "adopt" else self.learner.teach)(donor.network)
         except DamagedData as error:
-            logger.warning("agent %d's network is not used: %s", best.offer.donor, error)
+            logger.warning("agent %d's network is not used: %s", donor.offer.donor, error)
             return mixed
         if reuse.mode == "adopt":
             return replace(mixed, looks=True)
@@ -252,8 +301,9 @@ class Agent:
         score = self.evaluate()
         self.record.phase("training")
         if goal > 0 and score > 0:
-            self.imitate = self.job.reuse.imitate * max(1 - score / goal, 0) * bool(self.imitate)
-        return self.how.stops and score >= goal
+            fades = self.job.reuse.imitate * max(1 - score / goal, 0)
+            self.now.imitate = fades * bool(self.now.imitate)
+        return self.now.how.stops and score >= goal
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""

@@ -1,12 +1,14 @@
 """The command line: `canal-mpi train`, `config`, … Loads neither torch nor MPI for help."""
 
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import click
 
 from canal_mpi import __version__
-from canal_mpi.errors import CanalError
+from canal_mpi.errors import CanalError, UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
 
@@ -71,6 +73,16 @@ def flags_of(options: dict[str, Any]) -> dict[str, Any]:
     return given | dict(parse_assignment(text) for text in options["assignments"])
 
 
+def seconds_of(text: str | None) -> float | None:
+    """A length of time such as 90s, 20m or 2h; plain numbers are seconds."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
+    if not found or float(found[1]) == 0:
+        raise UsageError(f"--max-time {text}: expected a time such as 90s, 20m or 2h.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="canal-mpi")
 def cli() -> None:
@@ -79,7 +91,8 @@ def cli() -> None:
     Start five agents with `mpirun -np 5 canal-mpi train --job quick`.
 
     Exit codes: 0 done, 2 usage, 65 damaged data, 70 a rank failed, 73 run directory in use,
-    74 input or output, 76 a peer broke the protocol, 78 ranks or jobs differ, 130 interrupted.
+    74 input or output, 75 stopped and resumable, 76 a peer broke the protocol, 78 ranks or jobs
+    differ, 130 interrupted.
     """
 
 
@@ -89,6 +102,8 @@ def cli() -> None:
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run that is there already.")
 @click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
+@click.option("--resume", metavar="RUN", help="Go on with a run that stopped, wherever it stopped.")
+@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
@@ -109,6 +124,8 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         name=options["name"],
         force=options["force"],
         agent=options["agent"],
+        resume=options["resume"],
+        max_time=seconds_of(options["max_time"]),
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
     )
     ctx.exit(train(request))
@@ -148,8 +165,6 @@ def topology(
     NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a file with
     one directed edge (0 -> 1) a line, or module:function.
     """
-    from pathlib import Path
-
     from canal_mpi.results.files import write_whole
     from canal_mpi.topology import draw, graphs
 
@@ -161,6 +176,25 @@ def topology(
     if file is not None:
         write_whole(Path(file), draw.svg(name, edges, size, lines, places).encode())
         click.echo(f"  drawn       {file}")
+
+
+@cli.command()
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|RUN…")
+@click.option("--verify", is_flag=True, help="Check form, checksums and ranges.")
+@click.pass_context
+def inspect(ctx: click.Context, /, paths: tuple[str, ...], verify: bool) -> None:
+    """Look into the files of a run.
+
+    With --verify every file is checked: 1 is the exit code if something is wrong with one.
+    """
+    from canal_mpi.results import verify as checks
+
+    if not verify:
+        raise UsageError("inspect needs --verify.")
+    files = [file for path in paths for file in checks.files_of(Path(path))]
+    wrong = [words for file in files for words in checks.verify(file)]
+    click.echo("\n".join(wrong) if wrong else f"{len(files)} files are whole.")
+    ctx.exit(1 if wrong else 0)
 
 
 def run() -> int:

@@ -52,6 +52,20 @@ def resolve(
     return build(values)
 
 
+def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) -> Job:
+    """The same job with what environment and flags say on top."""
+    values = {key: get(job, key) for key in keys()}
+    for layer in (_from_environment(os.environ if environ is None else environ), flags):
+        values |= _expanded({key: checked(key, value) for key, value in layer.items()})
+    return build(values)
+
+
+def differences(one: Job, two: Job) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ, with both values."""
+    pairs = {key: (get(one, key), get(two, key)) for key in keys()}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
+
+
 def _expanded(layer: Layer) -> Layer:
     implied: Layer = {}
     for item in layer.items():

@@ -2,14 +2,17 @@
 
 import sys
 
-from canal_mpi.rank import witness
+from canal_mpi.rank import signals, witness
 
 INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command line; every trouble is one line and an exit code."""
-    watched = witness.stand_by() if "train" in sys.argv[1:] else None
+    watched = None
+    if "train" in sys.argv[1:]:
+        watched = witness.stand_by()
+        signals.listen()
     try:
         from canal_mpi.cli import run
 

@@ -19,6 +19,10 @@ class DamagedData(CanalError):
     code = 65
 
 
+class NotRepeatable(CanalError):
+    """An environment can't be brought back to where it was; its episode has to start anew."""
+
+
 class RankFailed(CanalError):
     """A rank can't go on: its environment or its learner broke."""
 
@@ -35,6 +39,12 @@ class StorageError(CanalError):
     """Reading or writing a file failed."""
 
     code = 74
+
+
+class Stopped(CanalError):
+    """The run ends early, in good order; it can be resumed."""
+
+    code = 75
 
 
 class ProtocolError(CanalError):

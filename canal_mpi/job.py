@@ -222,6 +222,16 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True)
+class CheckpointConfig:
+    """How often an agent writes down where it is; the results don't depend on it."""
+
+    every: int = setting(0, "turns of the training loop between two checkpoints; 0: any", 0)
+    seconds: float = setting(
+        30.0, "seconds between two checkpoints, more where they are slow; 0: any", 0, 1e6
+    )
+
+
+@dataclass(frozen=True)
 class Job:
     """Everything that decides what a run computes."""
 
@@ -243,6 +253,7 @@ class Job:
     lsc: LscConfig = field(default_factory=LscConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
 
 Layer = dict[str, Any]  # dotted key -> value

@@ -1,12 +1,25 @@
 """What an agent writes down: the rows of the results, and the progress that others see."""
 
 from collections import deque
+from collections.abc import Sequence
 from math import nan
 from time import perf_counter
 
 import numpy as np
 
-from canal_mpi.types import CUT, ENDED, Beat, Moved, Offer, Parcel, Progress, Sink, Step
+from canal_mpi.state import inside, record_from_columns, record_to_columns, under
+from canal_mpi.types import (
+    CUT,
+    ENDED,
+    Beat,
+    Columns,
+    Moved,
+    Offer,
+    Parcel,
+    Progress,
+    Sink,
+    Step,
+)
 
 
 class Recorder:
@@ -36,6 +49,45 @@ class Recorder:
         progress.round, progress.task, progress.source = round_, task, -1
         progress.step = progress.steps = 0
         progress.loss = progress.mean_return = nan
+
+    def break_off(self) -> None:
+        """The running episodes are lost: they count for nothing."""
+        self._returns[:] = 0
+        self._lengths[:] = 0
+
+    def state(self) -> Columns:
+        """All counts of the running task."""
+        counts = [self.env_steps, self.probe_steps, self.updates, self._episodes, self._turns]
+        times = [self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait]
+        parcels = [(*key, p.seconds, p.wait_seconds) for key, p in self._parcels.items()]
+        return under("progress", record_to_columns(self.progress)) | {
+            "counts": np.array([*counts, self.unwritten], dtype="<i8"),
+            "times": np.array([*times, perf_counter() - self._start]),
+            "parcels": np.array(parcels, dtype="<f8").reshape(-1, 4),
+            "losses": np.array(self._losses, dtype="<f8"),
+            "recent": np.array(self._recent, dtype="<f8"),
+            "exam": np.array(self._exam, dtype="<f8").reshape(-1, 2),
+            "returns": self._returns.copy(),
+            "lengths": self._lengths.copy(),
+        }
+
+    def restore(self, state: Columns, offers: Sequence[Offer]) -> None:
+        """Go on counting where `state` was taken; the offers are those of the lessons held."""
+        *counts, unwritten = (int(count) for count in state["counts"])
+        self.env_steps, self.probe_steps, self.updates, self._episodes, self._turns = counts
+        *times, elapsed = (float(seconds) for seconds in state["times"])
+        self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait = times
+        self.unwritten, self._start = bool(unwritten), perf_counter() - elapsed
+        known = {offer.key: offer for offer in offers}
+        for donor, round_, seconds, waited in state["parcels"].tolist():
+            key = (int(donor), int(round_))
+            if key in known:  # others were dropped already
+                self._parcels[key] = Parcel(known[key], b"", seconds, waited)
+        self._losses = state["losses"].tolist()
+        self._recent.extend(state["recent"].tolist())
+        self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]
+        self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
+        vars(self.progress).update(vars(record_from_columns(Progress, inside("progress", state))))
 
     def plan(self, turns: int) -> None:
         """The training loop is about to turn at most that often."""
@@ -148,9 +200,25 @@ class Recorder:
 
     def moved(self, moved: Moved) -> None:
         """An offer, a request or a lesson that crossed an edge, or was refused on its way."""
+        if moved.kind == "relay":
+            self._relayed(moved)
+            return
         times = (moved.seconds, 0.0)
         ends = (moved.sender, moved.receiver, moved.bytes)
         self._exchange(moved.kind, moved.offer, *ends, *times, moved.reason, round_=moved.round)
+
+    def _relayed(self, moved: Moved) -> None:
+        self.sink.add(
+            "relays",
+            agent=self.agent,
+            round=moved.round,
+            donor=moved.offer.donor,
+            task=moved.offer.task,
+            bytes=moved.bytes,
+            seconds=moved.seconds,
+            reason=moved.reason,
+            **{"from": moved.sender},
+        )
 
     def received(self, parcel: Parcel) -> None:
         """A lesson that arrived whole; `used` writes its row."""
@@ -162,7 +230,7 @@ class Recorder:
         times = (parcel.seconds, parcel.wait_seconds)
         kind = "lesson" if kept else "drop"
         reason = "" if kept else "the agent was worse after it"
-        size = len(parcel.data)
+        size = len(parcel.data) or offer.bytes  # the packed rows are gone after a resume
         sides = (parcel.sender, self.agent)
         self._exchange(kind, offer, *sides, size, *times, reason, before, after)
 

@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from canal_mpi.columns import decode, encode
 from canal_mpi.types import Array, Columns
 
+ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
 SCHEMA_VERSION = 1
 TEXT = "S64"
 
@@ -22,6 +24,10 @@ class Column:
 
 def _seconds(about: str) -> Column:
     return Column("<f8", about, "s", volatile=True)
+
+
+def _volatile(dtype: str, about: str, unit: str = "") -> Column:
+    return Column(dtype, about, unit, volatile=True)
 
 
 AGENT = Column("<i4", "agent, counted from 0")
@@ -97,6 +103,16 @@ TABLES: dict[str, dict[str, Column]] = {
         "kept": Column("|b1", "whether the lesson was kept"),
         "reason": Column("S200", "why it was refused or dropped"),
     },
+    "relays": {
+        "agent": _volatile("<i4", "agent that passed a lesson on"),
+        "round": _volatile("<i4", "round of the agent that asked for it"),
+        "donor": _volatile("<i4", "agent that played"),
+        "from": _volatile("<i4", "agent that sent it"),
+        "task": _volatile(TEXT, "task"),
+        "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
+        "seconds": _seconds("time from request to arrival"),
+        "reason": _volatile("S200", "why it was not passed on"),
+    },
     "evaluation": {
         "agent": AGENT,
         "after_round": Column("<i4", "rounds that the agent had finished"),
@@ -129,13 +145,34 @@ class Rows:
 
     def take(self) -> Columns:
         """All rows since the last call, as columns named `table/column`."""
-        taken = {
+        taken = self._columns()
+        self._tables.clear()
+        return taken
+
+    def _columns(self) -> Columns:
+        return {
             f"{table}/{name}": _column([row[name] for row in rows], column.dtype)
             for table, rows in self._tables.items()
             for name, column in TABLES[table].items()
         }
+
+    def state(self) -> Columns:
+        """The rows that nobody took yet."""
+        return {"rows": np.frombuffer(encode(self._columns(), pack=True), dtype=np.uint8)}
+
+    def restore(self, state: Columns) -> None:
+        """Have the rows that `state` gave."""
+        columns = decode(state["rows"].tobytes(), ROWS_LIMIT)
         self._tables.clear()
-        return taken
+        for table in {name.partition("/")[0] for name in columns}:
+            names = list(TABLES[table])
+            values = [_values(columns[f"{table}/{name}"]) for name in names]
+            rows = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+            self._tables[table] = rows
+
+
+def _values(column: Array) -> list[float | int | str]:
+    return [v.decode() if isinstance(v, bytes) else v for v in column.tolist()]
 
 
 def _column(values: list[float | int | str], dtype: str) -> Array:

@@ -40,6 +40,7 @@ class Sharing:
         self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
         self.sync = Sync(job.sync, number, link)
         self._swaps, self._sent = Group(link, SWAPS, []), 0
+        self.swaps = False  # whether neighbours learn this task too and swap rows or weights
         link.note = record.moved
 
     def begin(self, task: str, round_: int) -> None:
@@ -49,6 +50,7 @@ class Sharing:
         peers = self._peers(round_, task)
         self._swaps = Group(self.link, SWAPS, peers if self.job.lsc.save else [])
         self.sync.begin(peers)
+        self.swaps = bool(self._swaps.peers or self.sync.group.peers)
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────
 

@@ -181,6 +181,11 @@ class FakeLink:
     def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
         return [(agent, b"") for agent in peers]
 
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
 
 class MemorySink(Rows):
     """Keeps rows as they come, and the arrays that were saved."""

@@ -97,6 +97,55 @@ class Lazy:
     def restore(self, state: Columns) -> None: ...
 
 
+class Linear:
+    """A small Q-learner with a state and without torch: quick to start, and every bit counts."""
+
+    def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
+        rng = np.random.default_rng(seed("weights"))
+        size = int(np.prod(spaces.shape))
+        self.weights = rng.normal(0, 0.1, (size, spaces.actions)).astype(np.float32)
+        self.updates = 0
+
+    def begin(self, task: str) -> None: ...
+
+    def values(self, obs: Array) -> Array:
+        found: Array = obs.reshape(len(obs), -1).astype(np.float32) @ self.weights
+        return found
+
+    def act(self, obs: Array) -> Array:
+        best: Array = self.values(obs).argmax(axis=1)
+        return best
+
+    def learn(self, batch: Batch) -> float:
+        wrong = self.errors(batch)
+        self.updates += 1
+        rate = np.float32(1e-3 / (1 + np.abs(wrong).max()))
+        np.add.at(self.weights.T, batch.actions, -rate * wrong[:, None] * np.tanh(batch.states))
+        return float(np.square(wrong).mean())
+
+    def errors(self, batch: Batch) -> Array:
+        rows = np.arange(len(batch.actions))
+        goal = batch.returns + batch.discounts * self.values(batch.next_states).max(axis=1)
+        found: Array = self.values(batch.states)[rows, batch.actions] - goal
+        return found
+
+    def consolidate(self, sample: Callable[[], Batch]) -> None: ...
+
+    def network(self) -> Columns:
+        return {"weights": self.weights.reshape(-1).copy()}
+
+    def teach(self, network: Columns) -> None: ...
+
+    def adopt(self, network: Columns) -> None:
+        self.weights[:] = network["weights"].reshape(self.weights.shape)
+
+    def state(self) -> Columns:
+        return {"weights": self.weights.copy(), "updates": np.array([self.updates])}
+
+    def restore(self, state: Columns) -> None:
+        self.weights[:], self.updates = state["weights"], int(state["updates"][0])
+
+
 class NanReward(gymnasium.Env[Array, np.int64]):
     """Gives a reward that is not a number at its 20th step."""
 

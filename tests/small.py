@@ -120,6 +120,11 @@ class Donors:
         self.traded.append(data)
         return [(agent, self.answers.pop(0) if self.answers else b"") for agent in peers]
 
+    def state(self) -> Columns:
+        return {}
+
+    def restore(self, state: Columns) -> None: ...
+
 
 def small_job(**settings: Any) -> Job:
     """A job of two walks; `learn__batch=4` sets learn.batch."""

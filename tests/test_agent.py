@@ -11,7 +11,7 @@ import pytest
 from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel, tiny_agent
 from fakes import tiny_job as job_with
 
-from canal_mpi.agent import Training
+from canal_mpi.attempt import Attempt, Training
 from canal_mpi.config import resolve
 from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
@@ -121,7 +121,7 @@ def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
 def test_epsilon_falls_from_start_to_end() -> None:
     job = job_with(explore__start=0.9, explore__end=0.1, explore__decay=50.0)
     agent = tiny_agent(job)
-    agent.how = Training(20, epsilon=job.explore.start)
+    agent.now = Attempt(Training(20, epsilon=job.explore.start))
     assert agent.epsilon(0) == pytest.approx(0.9)
     assert agent.epsilon(50) == pytest.approx(0.1 + 0.8 * exp(-1))
     assert agent.epsilon(10_000) == pytest.approx(0.1)

@@ -29,6 +29,7 @@ CELLAR = {
     "log",
     "pick",
     "games",
+    "state",
 }
 PICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 LOWER_CASE = {
@@ -172,7 +173,10 @@ def test_the_search_for_faults_finds_nothing_else(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "rooms"),
-    [("agent.py", {"membuf", "record", "sharing"}), ("sharing.py", {"membuf", "record"})],
+    [
+        ("agent.py", {"membuf", "record", "sharing", "attempt", "position"}),
+        ("sharing.py", {"membuf", "record"}),
+    ],
 )
 def test_the_agent_and_its_sharing_use_only_the_membuf_the_record_and_the_cellar(
     file: str, rooms: set[str]

@@ -393,15 +393,17 @@ def test_actions_beyond_the_environments_own_count_again_from_the_first() -> Non
     assert alike(play(games[0], [0, 1, 0, 1]), play(games[1], [2, 3, 16, 17]))
 
 
-def test_a_gymnasium_episode_starts_again_after_restore() -> None:
-    game = make_game("CartPole-v1", TaskConfig(), seed(1))
+@pytest.mark.parametrize("moves", [[], [1, 0, 1]])
+def test_a_gymnasium_episode_goes_on_after_restore(moves: list[int]) -> None:
+    config = TaskConfig(random_action=0.3)
+    game = make_game("CartPole-v1", config, seed(1))
     game.reset()
-    first = game.reset()
-    turns = play(game, [1, 0, 1])
-    other = make_game("CartPole-v1", TaskConfig(), seed(9))
+    game.reset()
+    play(game, moves)
+    other = make_game("CartPole-v1", config, seed(9))
     other.restore(game.state())
-    assert np.array_equal(other.reset(), first)
-    assert alike(play(other, [1, 0, 1]), turns)
+    assert alike(play(other, [1, 0, 1]), play(game, [1, 0, 1]))
+    assert np.array_equal(other.reset(), game.reset())
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ class Buffer:
         self.cursor = np.zeros(streams, dtype=np.int64)  # the open row, counted in its region
         self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
         self.base = np.arange(streams, dtype=np.int64) * self.region
+        self._used = 0  # rows from the first on that were ever written
         self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
 
     def __len__(self) -> int:
@@ -45,6 +46,7 @@ class Buffer:
         for name in ("action", "reward", "flags"):
             getattr(buffer, name)[:total] = rows[name]
         buffer.cursor[0] = buffer.count[0] = total - 1
+        buffer._used = total
         rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
         buffer._squares[:] = np.square(rewards).sum(), len(rewards)
         return buffer
@@ -60,11 +62,19 @@ class Buffer:
         self.cursor[:] = 0
         self.count[:] = 0
         self.flags[:] = 0
+        self._used = 0
         self._squares[:] = 0
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream."""
         for stream in range(len(self.base)):
+            self._open(stream, obs[stream])
+
+    def break_off(self, obs: Array) -> None:
+        """Play stops in the middle and begins anew elsewhere."""
+        for stream in range(len(self.base)):
+            if self.count[stream]:
+                self._advance(stream)  # what was seen last stays as the end of its episode
             self._open(stream, obs[stream])
 
     def add(self, actions: Array, step: Step) -> None:
@@ -88,7 +98,9 @@ class Buffer:
     def _open(self, stream: int, obs: Array) -> None:
         row = int(self.base[stream] + self.cursor[stream])
         self.state_rows[row] = obs.reshape(-1)
+        self.action[row] = self.reward[row] = 0
         self.flags[row] = LAST
+        self._used = max(self._used, row + 1)
 
     def _advance(self, stream: int) -> None:
         cursor = (int(self.cursor[stream]) + 1) % self.region
@@ -153,7 +165,7 @@ class Buffer:
 
     def state(self) -> Columns:
         """Everything needed to go on with the same bits."""
-        used = len(self.flags) if (self.flags & LAST).any() else 0
+        used = self._used
         return {
             "state": self.state_rows[:used],
             "action": self.action[:used],
@@ -166,7 +178,7 @@ class Buffer:
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
-        used = len(state["action"])
+        used = self._used = len(state["action"])
         self.state_rows[:used] = state["state"]
         for name in ("action", "reward", "flags"):
             getattr(self, name)[:used] = state[name]

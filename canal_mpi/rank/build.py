@@ -28,6 +28,7 @@ from canal_mpi.types import (
     EnvMaker,
     Learner,
     Link,
+    Saver,
     Sink,
     Spaces,
 )
@@ -87,6 +88,7 @@ def agent(
     beat: Beat,
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
     packs: bool = True,
+    saver: Saver | None = None,
 ) -> Agent:
     """An agent with everything it needs."""
     spaces = common_spaces(job.tasks, job.task)
@@ -103,4 +105,5 @@ def agent(
         memory=Memory(spaces, job.memory.rows, replay.sampler),
         sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers, packs),
         record=record,
+        saver=saver,
     )

@@ -1,20 +1,22 @@
 """The sink of a rank: rows go to rank 0 after every round, arrays to this host's own disk.
 
 In rounds nobody goes on before rank 0 has written everybody's rows. With the free clock rows are
-posted, and rank 0 writes them when it comes by; it counts them, so none is missing at the end.
+posted, and rank 0 writes them when it comes by. At the end it gathers them all once more.
 """
 
 from pathlib import Path
-from time import sleep
+
+import numpy as np
 
 from canal_mpi.columns import decode, encode
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
-from canal_mpi.rank.world import ROWS, ROWS_LIMIT, World
+from canal_mpi.rank.world import HISTORY, ROWS, World
 from canal_mpi.results.files import file_name
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.store import Store
-from canal_mpi.schema import Rows
+from canal_mpi.schema import ROWS_LIMIT, Rows
+from canal_mpi.state import inside, under
 from canal_mpi.types import Columns
 
 
@@ -33,7 +35,7 @@ class Collector(Rows):
         super().__init__()
         self.world, self.folder, self.agent = world, folder, agent
         self.store, self.view, self.free = store, view, free
-        self._missing = 0  # messages of rows that rank 0 still expects
+        self._history: dict[int, bytes] = {}  # this agent's rows of every round that is over
         self._busy = False  # a message is being received
 
     def save(self, kind: str, name: str, columns: Columns) -> None:
@@ -44,19 +46,19 @@ class Collector(Rows):
     def flush(self, round_: int) -> None:
         """Bring this round's rows of all agents together and write run.h5."""
         logger.info("round %d done", round_)
+        self._history[round_] = encode(self.take(), pack=True)
         if self.free and round_:
             self._post(round_)
         else:
-            self.finish(round_)
+            self._gather(round_)
 
     def _post(self, round_: int) -> None:
         """Hand this round's rows to rank 0 without waiting for it."""
         if self.store is None:
             assert self.world.mail is not None
-            self.world.mail.post(encode(self.take()), 0, ROWS)
+            self.world.mail.post(self._history[round_], 0, ROWS)
             return
-        self.store.append(self.take(), 0)
-        self._missing += self.world.size - 1
+        self.store.append(decode(self._history[round_], ROWS_LIMIT), 0)
         self.write_arrived()
         self.store.write("running")
         if self.view is not None:
@@ -71,24 +73,57 @@ class Collector(Rows):
         while (rank := mail.waiting(ROWS)) >= 0:
             message = mail.collect(rank, ROWS, ROWS_LIMIT, "the gathering")
             store.append(decode(message, ROWS_LIMIT), rank)
-            self._missing, found = self._missing - 1, True
+            found = True
         self._busy = False
         if found:
             store.write("running")
 
-    def finish(self, round_: int) -> None:
+    def _gather(self, round_: int) -> None:
         """Everybody's rows of a round, written before anybody goes on."""
-        while self._missing > 0 and self.world.mail:
-            self.write_arrived()
-            self.world.watch.idle(-1, "the last rows")
-            sleep(0.01)
-        self._busy = True  # what comes now is gathered in order
-        messages = self.world.gather(encode(self.take()), ROWS, ROWS_LIMIT)
+        messages = self.world.gather(self._history[round_], ROWS, ROWS_LIMIT)
         if self.store is not None:
             for rank, message in enumerate(messages):
                 self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
         self.world.broadcast(b"written")  # nobody goes on before the round is safe
-        self._busy = False
         if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)
+
+    def state(self) -> Columns:
+        """All rows of this agent, so that run.h5 can be made again from the agents alone."""
+        past = {
+            f"{round_:06d}": np.frombuffer(rows, dtype=np.uint8)
+            for round_, rows in self._history.items()
+        }
+        return super().state() | under("history", past)
+
+    def restore(self, state: Columns) -> None:
+        """Have all rows again that `state` gave, but where the agent runs is as it is now."""
+        here = encode(self.take(), pack=True)
+        super().restore(state)
+        past = inside("history", state).items()
+        self._history = {int(round_): rows.tobytes() for round_, rows in past} | {0: here}
+
+    def close(self) -> None:
+        """The last rows, after everybody's last round; run.h5 is made once more from all rows."""
+        late = self.take()
+        if late:
+            self._history[max(self._history) + 1] = encode(late, pack=True)
+        self.rejoin()
+
+    def rejoin(self) -> None:
+        """Rank 0 makes run.h5 from what every agent knows: after a resume, and at the end."""
+        past = {
+            f"{r:06d}": np.frombuffer(rows, dtype=np.uint8) for r, rows in self._history.items()
+        }
+        messages = self.world.gather(encode(past), HISTORY, ROWS_LIMIT)
+        if self.store is not None:
+            self.store.clear()
+            known = [decode(message, ROWS_LIMIT) for message in messages]
+            for round_ in sorted({round_ for past in known for round_ in past}):
+                for rank, past in enumerate(known):
+                    if round_ in past:
+                        rows = decode(past[round_].tobytes(), ROWS_LIMIT)
+                        self.store.append(rows, rank)
+            self.store.write("running")
+        self.world.broadcast(b"written")

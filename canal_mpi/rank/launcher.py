@@ -4,6 +4,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+
+STARTED = monotonic()  # this module is among the first that are loaded
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ class Request:
     force: bool = False
     agent: int | None = None
     verbosity: int = 0
+    resume: str | None = None
+    max_time: float | None = None  # seconds
 
 
 @dataclass(frozen=True)
@@ -79,20 +81,25 @@ def make_plan(request: Request, hosts: Sequence[str]) -> Plan:
     size = len(hosts)
     job = tasks.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, size)
-    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
-    rounds = job.train.rounds or len(job.tasks)
-    plan = Plan(
-        job,
-        _folder(request, job),
-        datetime.now().strftime("%Y%m%d-%H%M%S"),
-        first,
-        [order[:rounds] for order in orders],
-        sorted(_edges(job, hosts)),
-    )
+    run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return plan_of(job, _folder(request, job), run_id, first, hosts)
+
+
+def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str]) -> Plan:
+    """Who learns what and hears whom in a job, checked."""
+    orders = orders_of(job, first, len(hosts))
+    plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, hosts)))
     _check_sync(plan)
     if job.share.lessons:
         _check_lessons(job)
     return plan
+
+
+def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
+    """The tasks of every agent."""
+    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
+    rounds = job.train.rounds or len(job.tasks)
+    return [order[:rounds] for order in orders]
 
 
 def _check_lessons(job: Job) -> None:

@@ -4,22 +4,25 @@ import json
 import logging
 import os
 import shlex
-import signal
 import sys
 import traceback
 from dataclasses import asdict, replace
 from functools import partial
+from math import inf
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
-from canal_mpi.errors import CanalError, StorageError, UsageError
+from canal_mpi.errors import CanalError, ProtocolError, Stopped, StorageError, UsageError
 from canal_mpi.log import logger
+from canal_mpi.rank import resume, signals
+from canal_mpi.rank.launcher import STARTED
 from canal_mpi.rank.live import View
-from canal_mpi.rank.plan import Plan, Request, make_plan
+from canal_mpi.rank.plan import Plan, Request, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.world import Agreed, World, library_versions
+from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.topology.desk import Terms
 from canal_mpi.topology.link import SoloLink
@@ -29,27 +32,31 @@ from canal_mpi.types import Link
 
 INTERRUPTED = 130
 HEADS = 1 << 16  # what a message takes beside its arrays
+GRACE = 15.0  # seconds in which the others save, once a rank has been silent for too long
 
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
     world = World()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run = Run(world, request)
+    signals.listen()
     try:
         world.open()
-        Run(world, request).go()
+        run.go()
+    except Stopped:
+        return run.stop()
     except Agreed as error:
         return _end_together(world, str(error), error.code)
     except KeyboardInterrupt:
-        return _interrupted(world)
+        return _interrupted(world, run.hint)
     except CanalError as error:
-        return _fail(world, f"{_who(world)}: {error}", error.code)
+        return _fail(world, f"{_who(world)}: {error}{run.hint}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
         if request.verbosity > 0:
             traceback.print_exc()
         words = f"{_who(world)} failed: {type(error).__name__}: {error}"
-        return _fail(world, f"{words}{_log_hint()}", 70)
+        return _fail(world, f"{words}{_log_hint()}{run.hint}", 70)
     return 0
 
 
@@ -67,7 +74,7 @@ def _complain(message: str, code: int) -> int:
 
 def _end_together(world: World, message: str, code: int) -> int:
     """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""
-    _ignore_signals()
+    signals.ignore()
     if world.rank == 0:
         _complain(message, code)
     else:
@@ -76,19 +83,13 @@ def _end_together(world: World, message: str, code: int) -> int:
     return code
 
 
-def _interrupted(world: World) -> int:
-    """Ctrl-C or SIGTERM: rank 0 says so, unless the job is being taken down for another reason."""
-    _ignore_signals()
+def _interrupted(world: World, hint: str) -> int:
+    """Stopped at once: rank 0 says so, unless the job is being taken down for another reason."""
+    signals.ignore()
     if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
-        _complain("interrupted; finished rounds are safe.", INTERRUPTED)
+        _complain(f"interrupted; what was saved is safe.{hint}", INTERRUPTED)
     world.abort(INTERRUPTED)
     return INTERRUPTED
-
-
-def _ignore_signals() -> None:
-    """The end has begun: a launcher that cleans up must not start another one."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _log_hint() -> str:
@@ -99,7 +100,7 @@ def _log_hint() -> str:
 
 def _fail(world: World, message: str, code: int) -> int:
     """One rank's trouble ends them all."""
-    _ignore_signals()
+    signals.ignore()
     logger.error("%s", message)
     if world.witness is None or world.witness.may_speak():
         _complain(message, code)
@@ -113,17 +114,18 @@ class Run:
     def __init__(self, world: World, request: Request) -> None:
         self.world, self.request = world, request
         self._told = -1  # the round that the witness knows of
+        self.hint = ""  # how to go on, once there is something to go on with
 
     def go(self) -> None:
         """Everything a user can get wrong is found before the first environment is made."""
         world, request = self.world, self.request
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
-        self.plan = Plan.from_json(
-            world.from_root(lambda: make_plan(request, world.hosts).to_json())
-        )
+        self.choice = self._choose() if request.resume else None
+        self.plan = Plan.from_json(world.from_root(lambda: self._make_plan().to_json()))
+        if self.choice and self._nothing_is_left(self.choice):
+            return
         self.number = world.agent = self.plan.first_agent + world.rank
         world.watch.timeout = self.plan.job.timeout
-        self.directory = RunDirectory(self.plan.folder)
         world.together(self._create_folder)
         world.together(self._open_log)
         if world.rank == 0:
@@ -134,21 +136,124 @@ class Run:
             self._greet(agent.replay.nbytes, agent.memory.nbytes, before)
             world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
-        self.sink.flush(0)
+        if self.choice and self.choice.round:
+            world.together(lambda: self._take_up(agent))
+            self.sink.rejoin()
+        else:
+            self.sink.flush(0)
+        self._may_be_stopped(True)
         agent.run()
+        if world.rank == 0:
+            self._may_be_stopped(False)
         world.meet()  # who is done answers letters until all are
-        self.sink.finish(0)
+        self.sink.close()
         world.leave()
         if world.rank == 0:
             self._close_results()
 
+    def _make_plan(self) -> Plan:
+        if self.choice is None:
+            return make_plan(self.request, self.world.hosts)
+        hosts = self.world.hosts
+        return resume.resumed_plan(self.request, self.choice, self.directory.path, hosts)
+
+    def _choose(self) -> resume.Choice:
+        """Where the run that is to go on is taken up; its folder is ours from here on."""
+        world, request = self.world, self.request
+        path = world.from_root(lambda: str(resume.folder_to_resume(request)).encode())
+        folder = Path(path.decode())
+        self.directory = RunDirectory(folder)
+        if world.rank == 0 and not folder.is_dir() and world.size == 1:
+            raise Agreed(f"--resume {folder}: there is no such folder.", UsageError.code)
+        world.together(lambda: self.directory.reopen() if world.rank == 0 else None)
+        return resume.choose(world, folder)
+
+    def _nothing_is_left(self, choice: resume.Choice) -> bool:
+        """Whether the run is finished, and stays so with the job as it is now."""
+        old = orders_of(config.from_toml(choice.job), choice.first_agent, choice.agents)
+        if not choice.finished or old != self.plan.orders:
+            return False
+        if self.world.rank == 0:
+            print(f"{self.plan.folder} is finished; more rounds or tasks would go on with it.")
+        self.world.leave()
+        return True
+
+    def _take_up(self, agent: Any) -> None:
+        """Put the agent where its checkpoint was taken."""
+        from canal_mpi import position
+
+        assert self.choice is not None
+        state = resume.fetch(self.world, self.plan.folder, self.choice)
+        position.restore(agent, state)
+        logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
+
+    def _may_be_stopped(self, may: bool) -> None:
+        self.world.watch.may_stop = signals.may_wait = may
+        if may:
+            words = shlex.quote(_short_path(self.plan.folder))
+            start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
+            self.command = f"{start}canal-mpi train --resume {words}"
+            self.hint = f" To go on: {self.command}"
+            signals.on_hurry = self._hurry
+            limit = self.request.max_time
+            self.world.watch.end_by = inf if limit is None else STARTED + limit
+
+    def _hurry(self, name: str) -> None:
+        """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
+        world = self.world
+        if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
+            _complain(f"{name}: saving; again to stop at once.{self.hint}", 0)
+        world.leave()
+
+    def stop(self) -> int:
+        """Everybody has saved: say how to go on, and leave together."""
+        world, watch = self.world, self.world.watch
+        watch.may_stop = False
+        signals.ignore()
+        watch.mine.phase = "stopped"
+        if watch.silence:
+            return self._end_in_silence()
+        world.everybody_stopped()
+        if world.rank == 0:
+            self._mark_stopped("stopped")
+            _complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", Stopped.code)
+        world.stop(Stopped.code)
+        return Stopped.code
+
+    def _end_in_silence(self) -> int:
+        """A rank is silent for too long: the others save what they have, then the job ends."""
+        watch, deadline = self.world.watch, monotonic() + GRACE
+        while watch.others_work() and monotonic() < deadline:
+            watch.beat(watch.mine)
+            sleep(0.05)
+        if self.world.rank == 0:
+            self._mark_stopped("failed")
+        return _fail(
+            self.world, f"{watch.silence}. The others saved.{self.hint}", ProtocolError.code
+        )
+
+    def _mark_stopped(self, status: str) -> None:
+        """Let the files say that the run is not over."""
+        try:
+            self.store.write(status)
+            self.view.write_status(status)
+            self.view.event(status, why=self.world.watch.wish or self.world.watch.silence)
+        except (StorageError, OSError) as error:
+            logger.warning("%s", error)
+
     def _create_folder(self) -> None:
         """The run directory, on rank 0."""
         job, folder = self.plan.job, self.plan.folder
-        if self.world.rank == 0:
+        if self.choice:
+            resume.clean_up(self.world, folder, self.choice)
+            for words in self.choice.damaged if self.world.rank == 0 else ():
+                _complain(f"warning: {words} An older checkpoint is used.", 0)
+        elif self.world.rank == 0:
+            self.directory = RunDirectory(folder)
             rows = min(job.train.frames, job.share.rows)
             needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.size
             self.directory.create(self.request.force, needed)
+        if self.world.rank == 0:
             write_whole(folder / "job.toml", config.to_toml(job, explain=True).encode())
 
     def _open_log(self) -> None:
@@ -174,6 +279,7 @@ class Run:
             plan.orders,
             plan.edges,
             library_versions(world.comm),
+            resumes=_resumes(plan.folder) + 1 if self.choice else 0,
         )
         self.store = Store(plan.folder / "run.h5", info)
         self.view = View(
@@ -207,11 +313,33 @@ class Run:
         order = plan.orders[world.rank]
         peers, packs = partial(plan.peers, self.number), self._packs()
         try:
-            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers, packs)
+            return build.agent(
+                plan.job,
+                self.number,
+                order,
+                self._link(),
+                sink,
+                beat,
+                peers,
+                packs,
+                self._saver(),
+            )
         except MemoryError as error:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
+
+    def _saver(self) -> Checkpoints:
+        plan, watch = self.plan, self.world.watch
+        about = {
+            "agent": self.number,
+            "run_id": plan.run_id,
+            "agents": len(plan.orders),
+            "first_agent": plan.first_agent,
+            "job": config.to_toml(plan.job),
+        }
+        settings = plan.job.checkpoint
+        return Checkpoints(plan.folder, about, settings, lambda: watch.stopping, signals.hurry)
 
     def _link(self) -> Link:
         share = self.plan.job.share
@@ -257,10 +385,12 @@ class Run:
             world, plan = self.world, self.plan
             self.world.witness.tell(
                 f"agent {self.number} (rank {world.rank} on {world.host}) was killed or left "
-                f"without a word in round {progress.round}. Finished rounds are safe in "
-                f"{plan.folder}/run.h5."
+                f"without a word in round {progress.round}. What was saved is safe in "
+                f"{plan.folder}.{self.hint}"
             )
         self.world.watch.beat(progress)
+        if self.world.watch.stopping and self.world.watch.may_stop and progress.phase != "training":
+            raise Stopped("stopped")
 
     def _refresh(self) -> None:
         """On rank 0, twice a second."""
@@ -292,7 +422,10 @@ class Run:
         if "none" not in (job.share.policy, job.share.topology):
             for words in warnings(set(plan.edges), size):
                 self.view.say(f"warning: {words}")
-        self.view.event("start", agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
+        kind = "resume" if self.choice else "start"
+        if self.choice:
+            self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
+        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
 
     def _close_results(self) -> None:
         self.store.write("finished")
@@ -309,6 +442,15 @@ class Run:
             f"Results: {folder}/run.h5\nNext:\n"
             f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
         )
+
+
+def _resumes(folder: Path) -> int:
+    """How often the run has been resumed so far, as its events tell."""
+    try:
+        lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return 0
+    return sum('"event": "resume"' in line for line in lines)
 
 
 def _short_path(path: Path) -> str:

@@ -2,16 +2,18 @@
 
 import struct
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from canal_mpi.errors import ProtocolError
+from canal_mpi.errors import ProtocolError, Stopped
+from canal_mpi.rank import signals
 from canal_mpi.types import Progress
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-BEAT = struct.Struct("<16s64siiqqqddd")
+BEAT = struct.Struct("<16s64siiqqqdddB")
 TAG = 21
 EVERY = 0.5  # seconds between two beats
 WARN = 30.0  # seconds of silence after which rank 0 says so
@@ -32,6 +34,11 @@ class Watch:
         self.serve: Callable[[], None] = lambda: None  # answers other agents' letters
         self._sent: dict[int, tuple[Any, bytes]] = {}
         self._next = 0.0
+        self.wish = ""  # why this rank would like the run to stop; rank 0 decides
+        self.stopping = False  # whether it stops, at the next step of every rank
+        self.silence = ""  # who has been silent for too long, if that is why
+        self.may_stop = False  # whether there is something that can be stopped
+        self.end_by = inf  # when the time of the run is over
 
     @property
     def mine(self) -> Progress:
@@ -46,23 +53,46 @@ class Watch:
             return
         self._next = now + EVERY
         self.progress[self.rank] = progress
+        self._decide(now)
         for peer in self.heard:
-            self._send(peer, _pack(progress))
+            self._send(peer, _pack(progress, self.stopping if self.rank == 0 else bool(self.wish)))
         self._listen(now)
         self.on_beat()
+
+    def _decide(self, now: float) -> None:
+        """Rank 0 says when the run stops; silence is noticed by whoever hears it."""
+        if signals.asked and not self.wish:
+            self.wish = f"{self.names[self.rank]} got {signals.asked}"
+        if self.rank == 0 and now > self.end_by and not self.wish:
+            self.wish = "its time is over (--max-time)"
+        if self.may_stop and not self.stopping:
+            self.silence = self._too_silent(now)
+            self.stopping = bool(self.silence) or (self.rank == 0 and bool(self.wish))
+
+    def _too_silent(self, now: float) -> str:
+        for other, heard in self.heard.items():
+            if now - heard > self.timeout:
+                return (
+                    f"{self.names[other]} has been silent for {now - heard:.0f} s in "
+                    f"{self.progress[other].phase} (timeout {self.timeout:.0f} s)"
+                )
+        return ""
 
     def idle(self, peer: int, phase: str) -> None:
         """Called while this rank waits for another; raises when the silence is too long."""
         self.beat(self.mine)
+        if self.may_stop and self.stopping:
+            raise Stopped(f"stopped in {phase}")
+        if not self.may_stop and (silence := self._too_silent(monotonic())):
+            raise ProtocolError(f"{silence} while {self.names[self.rank]} waited in {phase}")
+
+    def others_work(self) -> bool:
+        """Whether somebody who can be heard may still be saving; only rank 0 hears that."""
         now = monotonic()
-        for other, heard in self.heard.items():
-            if now - heard > self.timeout:
-                what = self.progress[other].phase
-                raise ProtocolError(
-                    f"{self.names[other]} has been silent for {now - heard:.0f} s in {what} "
-                    f"(timeout {self.timeout:.0f} s) while {self.names[self.rank]} waited in "
-                    f"{phase}"
-                )
+        return self.rank != 0 or any(
+            self.progress[peer].phase != "stopped" and now - heard <= self.timeout
+            for peer, heard in self.heard.items()
+        )
 
     def silent(self) -> list[tuple[int, float]]:
         """Ranks that have not been heard for a while, with the seconds."""
@@ -83,18 +113,22 @@ class Watch:
             while self.comm.Iprobe(peer, TAG):
                 self.comm.Recv([buffer, BYTES], peer, TAG)
                 self.heard[peer] = now
-                self.progress[peer] = _unpack(buffer)
+                self.progress[peer], told = _unpack(buffer)
+                if told and self.rank == 0:
+                    self.wish = self.wish or f"{self.names[peer]} was asked to"
+                self.stopping |= told and self.rank != 0
 
 
 BYTES = "B"  # MPI's name for plain bytes
 
 
-def _pack(p: Progress) -> bytes:
+def _pack(p: Progress, stop: bool) -> bytes:
     numbers = (p.round, p.source, p.step, p.steps, p.total_steps, p.mean_return, p.loss)
-    return BEAT.pack(p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share)
+    return BEAT.pack(p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share, stop)
 
 
-def _unpack(data: bytearray) -> Progress:
-    phase, task, round_, source, step, steps, total, returns, loss, share = BEAT.unpack(data)
+def _unpack(data: bytearray) -> tuple[Progress, bool]:
+    phase, task, round_, source, step, steps, total, returns, loss, share, stop = BEAT.unpack(data)
     names = [raw.rstrip(b"\0").decode(errors="replace") for raw in (phase, task)]
-    return Progress(names[0], round_, names[1], source, step, steps, total, returns, loss, share)
+    numbers = (source, step, steps, total, returns, loss, share)
+    return Progress(names[0], round_, names[1], *numbers), bool(stop)

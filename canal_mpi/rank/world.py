@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import canal_mpi
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
     from canal_mpi.topology.mpimail import Mail
 
 T = TypeVar("T")
-WORDS, ROWS, END = 31, 32, 33  # tags
+WORDS, ROWS, END, STOP, HISTORY = 31, 32, 33, 35, 36  # tags
 WORDS_LIMIT = 1 << 26
-ROWS_LIMIT = 1 << 32
 START_TIMEOUT = 60.0
 
 
@@ -131,6 +131,26 @@ class World:
                         f"'{other[key]}'; start every rank with the same code and command.",
                         RanksDiffer.code,
                     )
+
+    def everybody_stopped(self) -> None:
+        """Wait until every rank has stopped; what else was on its way is left lying."""
+        if self.mail is not None and self.rank:
+            self.mail.post(b"", 0, STOP)
+        elif self.mail is not None:
+            for peer in range(1, self.size):
+                self.mail.collect(peer, STOP, 0, "the stop")
+
+    def stop(self, code: int) -> None:
+        """End every rank, on rank 0's word, without waiting for messages that nobody reads."""
+        if self.mail is not None and self.rank:
+            self.mail.collect(0, STOP, 0, "the stop")
+            self.hush()
+            sleep(10)  # rank 0 ends us
+        elif self.mail is not None:
+            for peer in range(1, self.size):
+                self.mail.post(b"", peer, STOP)
+            sleep(0.3)
+        self.abort(code)
 
     def meet(self) -> None:
         """Wait until every rank is here; letters are answered meanwhile."""

@@ -68,6 +68,14 @@ class RunDirectory:
                 f"{needed_bytes / 1e6:.1f} MB: free some, or name another --out."
             )
 
+    def reopen(self) -> None:
+        """Take the folder of a run that is to go on; it may be missing on this host."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
+        self._take_lock()
+
     def _make(self, force: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a directory.")

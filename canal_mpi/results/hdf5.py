@@ -1,7 +1,8 @@
 """HDF5 files built in memory, with their SHA-256 in front; any HDF5 reader opens them."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from canal_mpi.types import Columns
 BLOCK = 512  # HDF5 leaves a block of this size in front to its user
 MAGIC = b"CANALH5\n"
 ROWS_IN_CHUNK = 16384
+MOST = 1 << 36  # bytes of arrays in a file
 
 
 def image(fill: Callable[[Any], None]) -> bytes:
@@ -28,53 +30,101 @@ def image(fill: Callable[[Any], None]) -> bytes:
     return front.ljust(BLOCK, b"\0") + body
 
 
-def checked_image(path: Path) -> bytes:
-    """The bytes of a file that `image` made; DamagedData if a single bit differs."""
+def read_bytes(path: Path) -> bytes:
+    """The bytes of a file, or StorageError."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise StorageError(f"can't read {path}: {error.strerror}.") from error
+
+
+def checked_image(path: Path) -> bytes:
+    """The bytes of a file that `image` made; DamagedData if a single bit differs."""
+    data = read_bytes(path)
+    check_image(data, str(path))
+    return data
+
+
+def check_image(data: bytes, where: str) -> None:
+    """DamagedData unless these are the bytes that `image` made."""
     body = memoryview(data)[BLOCK:]
     if data[:8] != MAGIC:
-        raise DamagedData(f"{path} is not a file of canal-mpi.")
+        raise DamagedData(f"{where} is not a file of canal-mpi.")
     length, digest, rest = data[8:16], data[16:48], data[48:BLOCK]
     whole = int.from_bytes(length, "little") == len(body) and not any(rest)
     if not whole or sha256(body).digest() != digest:
-        raise DamagedData(f"{path} is damaged: its checksum does not match.")
-    return data
+        raise DamagedData(f"{where} is damaged: its checksum does not match.")
 
 
 def write_arrays(path: Path, columns: Columns, attributes: dict[str, Any]) -> None:
     """A file of named arrays."""
+    write_whole(path, array_image(columns, attributes))
+
+
+def array_image(columns: Columns, attributes: dict[str, Any], pack: bool = True) -> bytes:
+    """The bytes of a file of named arrays; unpacked they are written in a fraction of the time."""
 
     def fill(file: Any) -> None:
         file.attrs.update(attributes)
         for name, column in columns.items():
-            write_dataset(file, name, column)
+            write_dataset(file, name, column, pack)
 
-    write_whole(path, image(fill))
+    return image(fill)
 
 
-def read_arrays(path: Path) -> Columns:
-    """The arrays of a file that `write_arrays` made, checked."""
-    with h5py.File(io.BytesIO(checked_image(path)), "r") as file:
-        found: Columns = {}
-        file.visititems(
-            lambda name, item: (
-                found.update({name: np.asarray(item[()])})
-                if isinstance(item, h5py.Dataset)
-                else None
-            )
-        )
+def read_arrays(path: Path, limit: int = MOST) -> Columns:
+    """The arrays of a file that `write_arrays` made, checked; they take at most `limit` bytes."""
+    return parse_arrays(checked_image(path), str(path), limit)
+
+
+def parse_arrays(data: bytes, where: str, limit: int = MOST) -> Columns:
+    """The arrays in the bytes of a file whose checksum was right. That proves no good will."""
+    found: Columns = {}
+    total = 0
+
+    def visit(name: str, item: Any) -> None:
+        nonlocal total
+        if isinstance(item, h5py.Dataset):
+            total += proper_bytes(name, item, where)
+            if total > limit:
+                raise DamagedData(f"{where} announces over {limit} bytes of arrays.")
+            found[name] = np.asarray(item[()])
+
+    with _opened(data, where) as file:
+        file.visititems(visit)  # links to elsewhere are not followed
     return found
 
 
-def write_dataset(group: Any, name: str, column: Any, **attributes: Any) -> None:
+def proper_bytes(name: str, item: Any, where: str) -> int:
+    """The size of a dataset that lies in its file, plainly; DamagedData for any other."""
+    if item.external or item.is_virtual or item.dtype.kind not in "biufS":
+        raise DamagedData(f"{where}: '{name}' is not a plain array in this file.")
+    if item.compression not in (None, "gzip"):
+        raise DamagedData(f"{where}: '{name}' is packed by {item.compression}.")
+    return int(item.size) * int(item.dtype.itemsize)
+
+
+def parse_attributes(data: bytes, where: str) -> dict[str, Any]:
+    """The attributes of a file whose checksum was right."""
+    with _opened(data, where) as file:
+        return dict(file.attrs)
+
+
+@contextmanager
+def _opened(data: bytes, where: str) -> Iterator[Any]:
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
+        raise DamagedData(f"{where} can't be read as HDF5: {error}.") from error
+
+
+def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
     """One array; long ones in chunks that hold one byte place of many rows, which pack well."""
     if column.dtype.kind == "S":
         column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
     options: dict[str, Any] = {}
-    if column.ndim and column.size > 64:
+    if pack and column.ndim and column.size > 64:
         rows = min(len(column), ROWS_IN_CHUNK)
         chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
         options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}

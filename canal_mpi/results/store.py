@@ -15,7 +15,7 @@ from canal_mpi.results.hdf5 import image, write_dataset
 from canal_mpi.schema import SCHEMA_VERSION, TABLES, TEXT
 from canal_mpi.types import Array, Columns
 
-VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished")
+VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "resumes")
 
 
 @dataclass
@@ -31,6 +31,7 @@ class RunInfo:
     edges: Sequence[tuple[int, int]]
     versions: dict[str, str]
     started: str = field(default_factory=lambda: now())
+    resumes: int = 0
 
     @property
     def agents(self) -> int:
@@ -49,6 +50,10 @@ class Store:
     def __init__(self, path: Path, info: RunInfo) -> None:
         self.path, self.info = path, info
         self._parts: dict[str, list[Array]] = {}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._parts.clear()
 
     def append(self, columns: Columns, agent: int) -> None:
         """Take in rows from one agent; anything that is not in the schema is refused."""
@@ -99,6 +104,8 @@ class Store:
                 "schema_version": SCHEMA_VERSION,
                 "run_id": info.run_id,
                 "agents": info.agents,
+                "first_agent": info.first_agent,
+                "resumes": info.resumes,
                 "seed": info.seed,
                 "versions": json.dumps(info.versions, sort_keys=True),
                 "job": info.job,

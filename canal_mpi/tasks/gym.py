@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from canal_mpi import seeding
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import NotRepeatable, UsageError
 from canal_mpi.job import TaskConfig
 from canal_mpi.types import CUT, ENDED, Array, Columns, Spaces
 
@@ -19,8 +19,9 @@ class GymGame:
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.env: Any = gymnasium.make(task)
         self.spaces = self._spaces()
-        self._steps = 0
         self._start = seeding.snapshot(self.rng)
+        self._played: list[int] = []  # actions since the start of the episode
+        self._seen: Array = np.zeros(0)
 
     def _spaces(self) -> Spaces:
         box, actions = self.env.observation_space, self.env.action_space
@@ -37,29 +38,51 @@ class GymGame:
     def reset(self) -> Array:
         """Start an episode from a seed of its own."""
         self._start = seeding.snapshot(self.rng)
-        self._steps = 0
+        self._played.clear()
         obs, _ = self.env.reset(seed=int(self.rng.integers(1 << 31)))
-        return np.asarray(obs, dtype=self.spaces.dtype)
+        return self._look(obs)
+
+    def _look(self, obs: Any) -> Array:
+        self._seen = np.array(obs, dtype=self.spaces.dtype)
+        return self._seen
 
     def step(self, action: int) -> tuple[Array, float, int]:
         """One step; actions beyond the environment's own count again from the first."""
         action = action % self.spaces.actions
         if self.config.random_action and self.rng.random() < self.config.random_action:
             action = int(self.rng.integers(self.spaces.actions))
-        first = int(self.env.action_space.start)
-        obs, reward, terminated, truncated, _ = self.env.step(first + action)
-        self._steps += 1
-        cut = truncated or self._steps >= self.config.max_steps
+        obs, reward, terminated, truncated, _ = self.env.step(self._first + action)
+        self._played.append(action)
+        cut = truncated or len(self._played) >= self.config.max_steps
         flags = ENDED if terminated else CUT if cut else 0
-        return np.asarray(obs, dtype=self.spaces.dtype), float(reward), flags
+        return self._look(obs), float(reward), flags
+
+    @property
+    def _first(self) -> int:
+        return int(self.env.action_space.start)
 
     def state(self) -> Columns:
-        """The seed of the running episode: gymnasium can't save what is inside it."""
-        return {"episode": self._start}
+        """The seed of the running episode and its moves: gymnasium can't save what is inside."""
+        return {
+            "episode": self._start,
+            "played": np.array(self._played, dtype=np.uint8),
+            "seen": self._seen,
+            "rng": seeding.snapshot(self.rng),
+        }
 
     def restore(self, state: Columns) -> None:
-        """Make the next reset start the episode that was running."""
+        """Play the same moves again; NotRepeatable where they end elsewhere this time."""
         seeding.rewind(self.rng, state["episode"])
+        self.reset()
+        for action in state["played"].tolist():
+            self._look(self.env.step(self._first + action)[0])
+        self._played = state["played"].tolist()
+        if self._seen.tobytes() != state["seen"].tobytes():
+            seeding.rewind(self.rng, state["episode"])
+            raise NotRepeatable(
+                f"task '{self.task}' can't be saved inside an episode: the same moves led elsewhere"
+            )
+        seeding.rewind(self.rng, state["rng"])
 
     def close(self) -> None:
         """Free what the environment holds."""

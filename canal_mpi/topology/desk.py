@@ -107,6 +107,7 @@ class Desk:
         self._asked: dict[Key, Asked] = {}
         self._owed: dict[Key, list[tuple[int, int]]] = {}  # who waits for a relayed lesson
         self._failed: dict[Key, str] = {}
+        self._taken: set[Key] = set()  # lessons that this agent itself asked for
         self._traded: dict[tuple[int, int], deque[Letter]] = {}
         self._lock = RLock()  # threads share a carrier
 
@@ -151,6 +152,10 @@ class Desk:
         with self._lock:
             known = [offer for offer in wanted if offer.key in self._heard]
             missing = [offer.key for offer in known if offer.key not in self._shelf]
+            for offer in known:
+                if offer.key not in self._taken:
+                    via = self._heard[offer.key].via
+                    self.note(Moved("request", offer, self.agent, via, self.round))
             for key in missing:
                 self._failed.pop(key, None)
                 self._ask(key, self.round)
@@ -161,6 +166,19 @@ class Desk:
                 self._give_up(key, via)
         with self._lock:
             return [self._parcel(offer, start, offer.key in missing) for offer in wanted]
+
+    def _parcel(self, offer: Offer, start: float, moved: bool) -> Parcel:
+        """What came of a wanted lesson; its arrival is told of once, also if it was relayed."""
+        key, seconds = offer.key, monotonic() - start
+        data, refusal = self._shelf.get(key, b""), self._failed.get(key, "")
+        via = self._heard[key].via if key in self._heard else self.agent
+        if not data and not refusal:
+            refusal = "there was no room for it" if key in self._heard else "nobody offered it"
+        if data and key not in self._taken:
+            self._taken.add(key)
+            size = len(data) if moved else 0
+            self.note(Moved("transfer", offer, via, self.agent, self.round, size, seconds))
+        return Parcel(offer, data, seconds, 0.0, "" if data else refusal, via)
 
     def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
         """Swap messages with neighbours on the same task: one each in rounds, else what came."""
@@ -206,14 +224,6 @@ class Desk:
         """With the free clock: everything that peers sent in this agent's round."""
         letters = [letter for agent in peers for letter in self._traded.pop((kind, agent), ())]
         return [(x.sender, x.data) for x in letters if x.round == self.round and x.data]
-
-    def _parcel(self, offer: Offer, start: float, moved: bool) -> Parcel:
-        data, refusal = self._shelf.get(offer.key, b""), self._failed.get(offer.key, "")
-        if not data and not refusal:
-            heard = offer.key in self._heard
-            refusal = "there was no room for it" if heard else "nobody offered it"
-        via = self._heard[offer.key].via if moved else self.agent
-        return Parcel(offer, data, monotonic() - start, 0.0, refusal if not data else "", via)
 
     def _settled(self, key: Key) -> bool:
         return key not in self._asked
@@ -280,9 +290,7 @@ class Desk:
         """Ask the neighbour that told of a lesson for it, once."""
         if key not in self._asked:
             self._asked[key] = Asked(round_)
-            offer, via = self._heard[key]
-            self.note(Moved("request", offer, self.agent, via, round_))
-            self._send(via, WANT, key, round_)
+            self._send(self._heard[key].via, WANT, key, round_)
 
     def _serve(self, letter: Letter) -> None:
         """Send a lesson, or get it first where this agent only passes it on."""
@@ -307,11 +315,13 @@ class Desk:
             self._fail(key, reason)
             return
         del self._asked[key]
-        ends = (letter.sender, self.agent, asked.round)
-        self.note(Moved("transfer", offer, *ends, len(letter.data), monotonic() - asked.start))
         self._keep(key, letter.data)
-        for agent, round_ in self._owed.pop(key, ()):
+        owed = self._owed.pop(key, ())
+        for agent, round_ in owed:
             self._send(agent, LESSON, key, round_, letter.data)
+        if owed:
+            ends = (letter.sender, self.agent, asked.round)
+            self.note(Moved("relay", offer, *ends, len(letter.data), monotonic() - asked.start))
 
     def _flaw(self, letter: Letter) -> str:
         if not letter.data:
@@ -330,7 +340,7 @@ class Desk:
             offer, via = self._heard[key]
             logger.warning("agent %d's lesson can't be passed on: %s", offer.donor, reason)
             round_ = asked.round if asked else round_
-            self.note(Moved("refusal", offer, via, self.agent, round_, reason=reason))
+            self.note(Moved("relay", offer, via, self.agent, round_, reason=reason))
             self._send(agent, LESSON, key, round_)
 
     def _send(self, to: int, kind: int, key: Key, round_: int, data: bytes = b"") -> None:
@@ -352,7 +362,8 @@ class Desk:
         held |= {f"news/{n}": c for n, c in offers_to_columns(self._news).items()}
         for (donor, round_), data in self._shelf.items():
             held[f"shelf/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
-        return held | {"via": np.array([h.via for h in heard], dtype="<i4")}
+        taken = np.array(sorted(self._taken), dtype="<i4").reshape(-1, 2)
+        return held | {"via": np.array([h.via for h in heard], dtype="<i4"), "taken": taken}
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
@@ -363,6 +374,7 @@ class Desk:
         offers, via = columns_to_offers(part("heard/")), state["via"].tolist()
         self._heard = {o.key: Heard(o, v) for o, v in zip(offers, via, strict=True)}
         self._news = columns_to_offers(part("news/"))
+        self._taken = {(donor, round_) for donor, round_ in state["taken"].tolist()}
         keys = {name: name.split("/") for name in part("shelf/")}
         self._shelf = {
             (int(donor), int(round_)): state[f"shelf/{name}"].tobytes()

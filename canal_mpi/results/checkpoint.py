@@ -1,0 +1,186 @@
+"""Checkpoints of one agent: when they are due, how they are kept, which are whole.
+
+A checkpoint is named by its round and by how many there were before it. Agents agree on a round to
+go back to (see rank/resume.py), and they may be one round apart, so the newest one of the round
+before stays until the round is over.
+"""
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from canal_mpi.errors import DamagedData, Stopped, StorageError
+from canal_mpi.job import CheckpointConfig
+from canal_mpi.log import logger
+from canal_mpi.results.files import write_whole
+from canal_mpi.results.hdf5 import array_image, check_image, parse_attributes, read_bytes
+from canal_mpi.types import Columns
+
+NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
+FOLDER = re.compile(r"agent-([0-9]{1,9})")
+VERSION = 1
+DEAR = 40  # a checkpoint is due at the earliest after so many times the time that it takes
+
+State = Callable[[], Columns]
+
+
+@dataclass(frozen=True, order=True)
+class Mark:
+    """Names a checkpoint of an agent."""
+
+    round: int
+    save: int
+
+    @property
+    def file(self) -> str:
+        """The name of its file."""
+        return f"round-{self.round:04d}-save-{self.save:06d}.h5"
+
+
+def folder_of(run: Path, agent: int) -> Path:
+    """Where an agent's checkpoints lie."""
+    return run / "checkpoints" / f"agent-{agent}"
+
+
+def marks(folder: Path) -> list[Mark]:
+    """The checkpoints in a folder, oldest first; whether they are whole is not known yet."""
+    if not folder.is_dir():
+        return []
+    found = [NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    return sorted(Mark(int(m[1]), int(m[2])) for m in found if m)
+
+
+class Checkpoints:
+    """Writes an agent's checkpoints; `stopping` tells when the run has to end, `hurry` that one
+    is wanted at once."""
+
+    def __init__(
+        self,
+        run: Path,
+        about: dict[str, Any],
+        settings: CheckpointConfig,
+        stopping: Callable[[], bool] = lambda: False,
+        hurry: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.folder, self.about = folder_of(run, about["agent"]), about
+        self.settings, self.stopping, self.hurry = settings, stopping, hurry
+        self.round = 0
+        self.save = max((mark.save for mark in marks(self.folder)), default=0)
+        self._turns, self._last, self._cost = 0, monotonic(), 0.0
+        self.failed = False
+
+    def start(self, round_: int, state: State) -> None:
+        """A round begins: without this one nobody could go back to it, so it must succeed."""
+        self.round = round_
+        self._write(state)
+        if self.stopping():
+            raise Stopped("stopped")
+
+    def turn(self, steps: int, state: State | None) -> None:
+        """A turn of the training loop is over; Stopped, once saved, if the run has to end."""
+        self._turns += steps
+        stopping = self.stopping()
+        if state is not None and (stopping or self.hurry() or self._due()):
+            self._try(state)
+        if stopping:
+            raise Stopped("stopped")
+
+    def end(self, state: State | None) -> None:
+        """Training is over; evaluation and exchange come next."""
+        if state is not None and monotonic() - self._last > DEAR * self._cost / 2:
+            self._try(state)
+        self.turn(0, None)
+
+    def _due(self) -> bool:
+        every, seconds, passed = (
+            self.settings.every,
+            self.settings.seconds,
+            monotonic() - self._last,
+        )
+        by_time = seconds and passed >= max(seconds, DEAR * self._cost)
+        return bool((every and self._turns >= every) or by_time)
+
+    def _try(self, state: State) -> None:
+        """A checkpoint that may fail: the one before it is whole, and training goes on."""
+        try:
+            self._write(state)
+            self.failed = False
+        except StorageError as error:
+            self._turns, self._last = 0, monotonic()
+            logger.warning("%s", error)
+            if not self.failed:
+                words = f"agent {self.about['agent']}: {error} Training goes on without."
+                print(f"canal-mpi: warning: {words}", file=sys.stderr, flush=True)
+            self.failed = True
+
+    def _write(self, state: State) -> None:
+        start = monotonic()
+        mark = Mark(self.round, self.save + 1)
+        about = self.about | {"kind": "checkpoint", "version": VERSION, "round": self.round}
+        write_whole(self.folder / mark.file, array_image(state(), about, pack=False))
+        self.save = mark.save
+        self._prune()
+        self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
+        logger.info("checkpoint %s in %.2f s", mark.file, self._cost)
+
+    def _prune(self) -> None:
+        """Keep the newest two and the newest one of the round before."""
+        found = marks(self.folder)
+        before = [mark for mark in found if mark.round < self.round]
+        for mark in set(found) - {*found[-2:], *before[-1:]}:
+            (self.folder / mark.file).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A whole checkpoint on this host."""
+
+    agent: int
+    mark: Mark
+    run_id: str
+    agents: int
+    first_agent: int
+    job: str
+
+
+def survey(run: Path) -> tuple[list[Found], list[str]]:
+    """Every whole checkpoint of every agent on this host, and what is wrong with the others."""
+    found, damaged = [], []
+    for folder in sorted((run / "checkpoints").glob("agent-*")):
+        number = FOLDER.fullmatch(folder.name)
+        for mark in marks(folder) if number and folder.is_dir() else ():
+            path = folder / mark.file
+            try:
+                found.append(_found(path, int(number[1]), mark))  # type: ignore[index]
+            except (DamagedData, StorageError) as error:
+                damaged.append(str(error))
+    return found, damaged
+
+
+def _found(path: Path, agent: int, mark: Mark) -> Found:
+    data = read_bytes(path)
+    check_image(data, str(path))
+    about = parse_attributes(data, str(path))
+    try:
+        named = (int(about["agent"]), int(about["round"]), int(about["version"]))
+        if named != (agent, mark.round, VERSION):
+            raise DamagedData(f"{path} holds agent, round and version {named}.")
+        facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))
+        return Found(agent, mark, *facts, str(about["job"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
+
+
+def tidy(run: Path, chosen: dict[int, Mark]) -> None:
+    """Remove what lies beyond the chosen checkpoints, and what crashes left half written."""
+    for agent, mark in chosen.items():
+        folder = folder_of(run, agent)
+        for other in marks(folder):
+            if other > mark:
+                (folder / other.file).unlink(missing_ok=True)
+        for rest in folder.glob(".*.new"):
+            rest.unlink(missing_ok=True)

@@ -1,0 +1,280 @@
+"""Which checkpoints a resumed run takes, which changes it allows, and real ranks that stop."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+from launch import SMOKE, columns, differences, environment, mpirun, processes_with, run
+
+from canal_mpi import config
+from canal_mpi.errors import RanksDiffer, UsageError
+from canal_mpi.rank.plan import Request
+from canal_mpi.rank.resume import Choice, _choice, folder_to_resume, resumed_plan
+from canal_mpi.results.checkpoint import Mark
+
+JOB = config.resolve({"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "same"}, environ={})
+TEXT = config.to_toml(JOB)
+RUN = Path("runs/x")
+
+
+def report(*files: tuple[int, int, int], agents: int = 2, run_id: str = "a") -> dict[str, Any]:
+    """What one host says: (agent, round, save) of its checkpoints."""
+    return {
+        "files": [(*file, run_id, agents, 0, 0) for file in files],
+        "jobs": [TEXT],
+        "damaged": [],
+        "run": [],
+        "finished": False,
+    }
+
+
+def chosen(*reports: dict[str, Any], hosts: list[str]) -> Choice:
+    return Choice.from_json(_choice(list(reports), RUN, hosts).to_json())
+
+
+def test_the_newest_round_that_all_have_is_taken_with_each_ones_newest_checkpoint() -> None:
+    one = report((0, 2, 4), (0, 3, 5), (1, 2, 6), (1, 2, 7))
+    choice = chosen(one, {}, hosts=["a", "a"])
+    assert choice.round == 2
+    assert choice.marks == {0: Mark(2, 4), 1: Mark(2, 7)}
+    assert choice.holders == {0: 0, 1: 0}
+
+
+def test_a_file_on_the_agents_own_host_is_preferred_unless_another_is_newer() -> None:
+    choice = chosen(report((0, 1, 1), (1, 1, 2)), report((1, 1, 2), (0, 1, 3)), hosts=["a", "b"])
+    assert choice.holders == {0: 1, 1: 1}
+
+
+def test_agents_without_a_common_round_begin_again() -> None:
+    choice = chosen(report((0, 1, 1), (1, 2, 6)), hosts=["a", "a"])
+    assert (choice.round, choice.marks) == (0, {})
+
+
+def test_checkpoints_of_an_older_run_in_the_same_folder_don_t_count() -> None:
+    old, new = report((0, 3, 9), (1, 3, 9), run_id="1"), report((0, 1, 1), (1, 1, 1), run_id="2")
+    choice = chosen(old, new, hosts=["a", "b"])
+    assert (choice.run_id, choice.round) == ("2", 1)
+
+
+def test_a_folder_without_a_run_is_refused() -> None:
+    with pytest.raises(UsageError, match="no run with a whole checkpoint"):
+        chosen({}, hosts=["a"])
+
+
+CHOICE = Choice("a", TEXT, 2, 0, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1: 0})
+
+
+def planned(**flags: Any) -> Any:
+    named = {key.replace("__", "."): value for key, value in flags.items()}
+    return resumed_plan(Request(named, resume="runs/x"), CHOICE, RUN, 2)
+
+
+def test_a_resumed_run_may_get_more_of_everything() -> None:
+    plan = planned(train__frames=30000, timeout=9.0, checkpoint__every=7)
+    assert (plan.job.train.frames, plan.job.timeout, plan.run_id) == (30000, 9.0, "a")
+    plan = planned(tasks=["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
+    assert [len(order) for order in plan.orders] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"learn__lr": 0.1}, "learn.lr: 0.0005 before, 0.1 now"),
+        ({"seed": 2}, "seed: 1 before, 2 now"),
+        ({"train__frames": 5}, "train.frames: 20000 before, 5 now"),
+        ({"tasks": ["CartPole-v1"]}, "tasks:"),
+        ({"tasks": ["Acrobot-v1", "CartPole-v1"]}, "it has learnt CartPole-v1"),
+    ],
+)
+def test_a_changed_job_is_refused_with_the_difference(flags: dict[str, Any], words: str) -> None:
+    with pytest.raises(RanksDiffer) as error:
+        planned(**flags)
+    assert words in str(error.value)
+
+
+def test_another_number_of_ranks_is_refused_with_the_command() -> None:
+    with pytest.raises(RanksDiffer, match="mpirun -np 2 canal-mpi train --resume runs/x"):
+        resumed_plan(Request(resume="runs/x"), CHOICE, RUN, 3)
+
+
+@pytest.mark.parametrize("odd", [{"job_file": "quick"}, {"out": "x"}, {"force": True}])
+def test_what_the_run_decides_can_t_be_given(odd: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="leave out --"):
+        folder_to_resume(replace(Request(resume="runs/x"), **odd))
+
+
+# Real ranks
+
+LINEAR = ("--set", "learn.algorithm=plugins:Linear", "--set", "checkpoint.every=50")
+LONG = (*SMOKE, *LINEAR, "--frames", "2000")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that nobody disturbed."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    result = mpirun(3, "train", *LONG, "--out", str(out), timeout=300)
+    assert result.code == 0, result.err
+    return out
+
+
+def begin(out: Path, mpi: str, *options: str) -> "subprocess.Popen[str]":
+    """Start a run and wait until it trains."""
+    command = ["mpirun", "-np", "3", "canal-mpi", "train", *LONG, "--out", str(out), *options]
+    job = subprocess.Popen(
+        command,
+        env=environment(mpi),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(list(out.glob("checkpoints/agent-*/round-*"))) < 6:
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.02)
+    return job
+
+
+def end(job: "subprocess.Popen[str]") -> str:
+    """What it said, once it is over."""
+    _, err = job.communicate(timeout=120)
+    return err
+
+
+def goes_on_to_the_same_end(out: Path, whole: Path, mpi: str) -> None:
+    deadline = time.monotonic() + 30
+    while processes_with(str(out)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    result = mpirun(3, "train", "--resume", str(out), mpi=mpi, timeout=300)
+    assert result.code == 0, result.err
+    for file in ("run.h5", *(f"checkpoints/agent-{k}/learner.h5" for k in range(3))):
+        assert differences(columns(whole / file), columns(out / file)) == []
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "finished" and file.attrs["resumes"] == 1
+
+
+@pytest.mark.mpi
+def test_sigusr1_stops_politely_and_a_resumed_run_ends_the_same(
+    mpi: str, out: Path, whole: Path
+) -> None:
+    job = begin(out, mpi)
+    job.send_signal(signal.SIGUSR1)
+    err = end(job)
+    assert job.returncode == 75, err
+    said = [line for line in err.splitlines() if line.startswith("canal-mpi:")]
+    assert len(said) == 1 and "got SIGUSR1; everything is saved" in said[0]
+    assert f"mpirun -np 3 canal-mpi train --resume {out}" in said[0]
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "stopped"
+    assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
+    goes_on_to_the_same_end(out, whole, mpi)
+
+
+@pytest.mark.mpi
+def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) -> None:
+    job = begin(out, mpi)
+    pid = int((out / "logs/agent-1.log").read_text().split("process ")[1].split()[0])
+    os.kill(pid, signal.SIGKILL)
+    err = end(job)
+    assert job.returncode != 0 and "--resume" in err, err
+    goes_on_to_the_same_end(out, whole, mpi)
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
+    job = begin(out, "openmpi", "--set", "timeout=4", "--set", "checkpoint.every=0")
+    pid = int((out / f"logs/agent-{rank}.log").read_text().split("process ")[1].split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    err = end(job)
+    assert job.returncode != 0
+    assert f"rank {rank} on " in err and "has been silent for" in err, err
+    for other in {0, 1, 2} - {rank}:
+        log = (out / f"logs/agent-{other}.log").read_text()
+        assert log.count("checkpoint round-") >= 2, log
+    goes_on_to_the_same_end(out, whole, "openmpi")
+
+
+@pytest.mark.mpi
+def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
+    out: Path, tmp_path: Path
+) -> None:
+    result = mpirun(
+        2, "train", *SMOKE, *LINEAR, "--frames", "200000", "--max-time", "8s", "--out", str(out)
+    )
+    assert result.code == 75, result.err
+    assert "its time is over (--max-time)" in result.err
+    for options, code, words in (
+        (["--seed", "3"], 78, "seed: 1 before, 3 now"),
+        (["--job", "smoke"], 2, "leave out --job"),
+    ):
+        refused = mpirun(2, "train", "--resume", str(out), *options)
+        assert refused.code == code and words in refused.complaints[0], refused.err
+        assert len(refused.complaints) == 1
+    alone = run(["canal-mpi", "train", "--resume", str(out)])
+    assert alone.code == 78 and "mpirun -np 2 canal-mpi train --resume" in alone.err
+    none = run(["canal-mpi", "train", "--resume", str(tmp_path / "nothing")])
+    assert none.code == 2, none.err
+
+
+@pytest.mark.mpi
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(out: Path, whole: Path) -> None:
+    job = begin(out, "openmpi")
+    job.send_signal(signal.SIGUSR1)
+    end(job)
+    newest = sorted((out / "checkpoints/agent-2").glob("round-*"))[-1]
+    data = bytearray(newest.read_bytes())
+    data[len(data) // 2] ^= 1
+    newest.write_bytes(data)
+    again = mpirun(3, "train", "--resume", str(out), timeout=300)
+    assert again.code == 0, again.err
+    assert f"warning: {newest} is damaged" in again.err
+    assert differences(columns(whole / "run.h5"), columns(out / "run.h5")) == []
+    finished = mpirun(3, "train", "--resume", str(out))
+    assert finished.code == 0 and "is finished" in finished.out
+
+
+@pytest.mark.mpi
+def test_a_finished_run_goes_on_with_more_rounds(out: Path, tmp_path: Path) -> None:
+    at_once = tmp_path / "at_once"
+    job = (*SMOKE, *LINEAR)
+    assert mpirun(2, "train", *job, "--out", str(at_once)).code == 0
+    assert mpirun(2, "train", *job, "--set", "train.rounds=1", "--out", str(out)).code == 0
+    more = mpirun(2, "train", "--resume", str(out), "--set", "train.rounds=0")
+    assert more.code == 0, more.err
+    assert differences(columns(at_once / "run.h5"), columns(out / "run.h5")) == []
+
+
+@pytest.mark.mpi
+def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) -> None:
+    at_once, command = tmp_path / "at_once", ["canal-mpi", "train", *LONG, "--agent", "2"]
+    assert run([*command, "--out", str(at_once)]).code == 0
+    job = subprocess.Popen(
+        [*command, "--out", str(out)], env=environment("openmpi"), stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not list(out.glob("checkpoints/agent-2/round-0002*")):
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGINT)
+    err = end(job)
+    assert job.returncode == 75, err
+    assert "SIGINT: saving; again to stop at once" in err and "everything is saved" in err
+    again = run(["canal-mpi", "train", "--resume", str(out)])
+    assert again.code == 0, again.err
+    assert differences(columns(at_once / "run.h5"), columns(out / "run.h5")) == []
+
+
+@pytest.mark.mpi
+def test_a_short_storm_of_faults_changes_no_bit() -> None:
+    tool = Path(__file__).parent.parent / "tools" / "chaos"
+    result = run(["python", str(tool), "--seed", "7", "--count", "8", "--ranks", "2"], timeout=900)
+    assert result.code == 0, result.out + result.err
+    assert "every end the same bits" in result.out
