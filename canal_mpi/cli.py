@@ -24,6 +24,7 @@ JOB_OPTIONS = [
     ),
     click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
     click.option("--topology", help="Who hears whom: full, ring, star, none, or a file of edges."),
+    click.option("--envs-per-agent", type=int, help="Environments an agent plays at once."),
     click.option("--obs", help="What agents see of Atari games: ram or pixels."),
     click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
     click.option(
@@ -43,6 +44,7 @@ FLAG_KEYS = {
     "policy": "share.policy",
     "reuse": "reuse.mode",
     "topology": "share.topology",
+    "envs_per_agent": "train.envs",
     "obs": "task.obs",
     "variant": "task.variant",
 }
@@ -83,6 +85,13 @@ def cli() -> None:
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run that is there already.")
 @click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
+@click.option(
+    "--env-server", is_flag=True, help="The last rank runs every environment, and no agent."
+)
+@click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
+@click.option(
+    "--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does; may be repeated."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
@@ -96,6 +105,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.roles import train
 
+    named = tuple(options["env_server_rank"])
     request = Request(
         flags=flags_of(options),
         job_file=options["job_file"],
@@ -103,6 +113,8 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         name=options["name"],
         force=options["force"],
         agent=options["agent"],
+        env_servers=options["env_servers"] or int(options["env_server"] and not named),
+        env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
     )
     ctx.exit(train(request))

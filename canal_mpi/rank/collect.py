@@ -31,11 +31,12 @@ class Collector(Rows):
     def flush(self, round_: int) -> None:
         """Bring this round's rows of all agents together and write run.h5."""
         logger.info("round %d done", round_)
-        messages = self.world.gather(encode(self.take()), ROWS, ROWS_LIMIT)
+        among = self.world.agents
+        messages = self.world.gather(encode(self.take()), ROWS, ROWS_LIMIT, among)
         if self.store is not None:
             for rank, message in enumerate(messages):
                 self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
-        self.world.broadcast(b"written")  # nobody goes on before the round is safe
+        self.world.broadcast(b"written", among)  # nobody goes on before the round is safe
         if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)

@@ -24,6 +24,8 @@ class Request:
     name: str | None = None
     force: bool = False
     agent: int | None = None
+    env_servers: int = 0
+    env_server_ranks: tuple[int, ...] = ()
     verbosity: int = 0
 
 
@@ -37,6 +39,7 @@ class Plan:
     first_agent: int
     orders: list[list[str]]
     edges: list[tuple[int, int]]
+    servers: list[int] = field(default_factory=list)  # ranks, as the launcher counts them
 
     def to_json(self) -> bytes:
         """The plan for the other ranks."""
@@ -47,6 +50,7 @@ class Plan:
             "first_agent": self.first_agent,
             "orders": self.orders,
             "edges": self.edges,
+            "servers": self.servers,
         }
         return json.dumps(facts).encode()
 
@@ -62,6 +66,7 @@ class Plan:
             int(facts["first_agent"]),
             facts["orders"],
             pairs,
+            [int(rank) for rank in facts["servers"]],
         )
 
     def peers(self, agent: int, round_: int, task: str) -> list[int]:
@@ -77,7 +82,9 @@ def make_plan(request: Request, size: int) -> Plan:
 
     job = tasks.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, size)
-    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
+    servers = env_servers(request, size)
+    agents = size - len(servers)
+    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(agents)]
     rounds = job.train.rounds or len(job.tasks)
     return Plan(
         job,
@@ -85,8 +92,29 @@ def make_plan(request: Request, size: int) -> Plan:
         datetime.now().strftime("%Y%m%d-%H%M%S"),
         first,
         [order[:rounds] for order in orders],
-        sorted(_edges(job, size)),
+        sorted(_edges(job, agents)),
+        servers,
     )
+
+
+def env_servers(request: Request, size: int) -> list[int]:
+    """The ranks that run environments: those that were named, or the last ones."""
+    ranks, number = request.env_server_ranks, request.env_servers
+    if number < 0:
+        raise UsageError(f"--env-servers {number}: expected 0 or more.")
+    if ranks and number not in (0, len(ranks)):
+        raise UsageError(f"--env-servers {number}, but --env-server-rank names {len(ranks)}.")
+    found = sorted(set(ranks)) or list(range(size - number, size))
+    world = f"the world has {size} rank{'s' * (size > 1)}"
+    odd = [rank for rank in ranks if not 0 <= rank < size]
+    if odd:
+        raise UsageError(f"--env-server-rank {odd[0]} does not exist: {world}, counted from 0.")
+    if len(found) >= size:
+        raise UsageError(
+            f"--env-servers {len(found)} leaves no rank for an agent: {world}; start more with "
+            "mpirun -np."
+        )
+    return found
 
 
 def _first_agent(request: Request, size: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from canal_mpi import __version__, config, log
 from canal_mpi.errors import CanalError, StorageError, UsageError
+from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, make_plan
@@ -22,7 +23,7 @@ from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.topology.graphs import lonely
 from canal_mpi.topology.link import SoloLink
-from canal_mpi.types import Link
+from canal_mpi.types import EnvMaker, Link, Spaces
 
 INTERRUPTED = 130
 
@@ -52,7 +53,8 @@ def train(request: Request) -> int:
 def _who(world: World) -> str:
     p = world.watch.mine
     where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
-    return f"agent {world.agent} (rank {world.rank} on {world.host}){where}"
+    who = "env server" if world.serves else f"agent {world.agent}"
+    return f"{who} ({world.place}){where}"
 
 
 def _complain(message: str, code: int) -> int:
@@ -117,6 +119,7 @@ class Run:
         self.plan = Plan.from_json(
             world.from_root(lambda: make_plan(request, world.size).to_json())
         )
+        world.seat(self.plan.servers)
         self.number = world.agent = self.plan.first_agent + world.rank
         world.watch.timeout = self.plan.job.timeout
         self.directory = RunDirectory(self.plan.folder)
@@ -124,22 +127,30 @@ class Run:
         world.together(self._open_log)
         if world.rank == 0:
             self._open_results()
-        agent = world.together(self._build)
-        if world.rank == 0:
-            self._greet(agent.replay.nbytes, agent.memory.nbytes)
-            world.watch.on_beat = self.view.refresh
-        agent.record.sink.flush(0)
-        agent.run()
+        if world.serves:
+            world.together(self._build_server).serve()
+        else:
+            self._live(world.together(self._build))
         world.finish()
         if world.rank == 0:
             self._close_results()
+
+    def _live(self, agent: Any) -> None:
+        """An agent's life."""
+        if self.world.rank == 0:
+            self._greet(agent.replay.nbytes, agent.memory.nbytes)
+            self.world.watch.on_beat = self.view.refresh
+        agent.record.sink.flush(0)
+        agent.run()
+        if self.plan.servers:
+            agent.envs.close()
 
     def _create_folder(self) -> None:
         """The run directory, on rank 0."""
         job, folder = self.plan.job, self.plan.folder
         if self.world.rank == 0:
             rows = min(job.train.frames, job.share.rows)
-            needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.size
+            needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.agents
             self.directory.create(self.request.force, needed)
             write_whole(folder / "job.toml", config.to_toml(job, explain=True).encode())
 
@@ -147,11 +158,17 @@ class Run:
         """On every host, the files of its own agents."""
         folder = self.plan.folder
         try:
-            log.to_file(folder / "logs" / f"agent-{self.number}.log", self.request.verbosity > 0)
+            log.to_file(self._log_file(), self.request.verbosity > 0)
         except OSError as error:
             raise StorageError(f"can't write to {folder}: {error.strerror}.") from error
-        place = (self.number, self.world.rank, self.world.host, os.getpid())
-        logger.info("agent %d is rank %d on %s, process %d", *place)
+        who = "env server" if self.world.serves else f"agent {self.number}"
+        logger.info("%s is %s, process %d", who, self.world.place, os.getpid())
+
+    def _log_file(self) -> Path:
+        world, name = self.world, f"agent-{self.number}"
+        if world.serves:
+            name = f"env-server-{world.ranks[world.rank]}"
+        return self.plan.folder / "logs" / f"{name}.log"
 
     def _open_results(self) -> None:
         from canal_mpi.results.store import RunInfo, Store
@@ -171,7 +188,7 @@ class Run:
         self.view = View(
             world.watch,
             plan.folder,
-            world.hosts,
+            world.hosts[: world.agents],
             len(plan.orders[0]),
             plan.job.train.frames,
             self.request.verbosity,
@@ -188,7 +205,7 @@ class Run:
         sink.add(
             "agents",
             agent=self.number,
-            rank=world.rank,
+            rank=world.ranks[world.rank],
             host=world.host,
             machine=world.cards[world.rank]["machine"],
             device=plan.job.learn.device,
@@ -197,41 +214,60 @@ class Run:
         beat = self._beat
         order = plan.orders[world.rank]
         peers = partial(plan.peers, self.number)
+        envs = self._remote if plan.servers else build.env_maker
         try:
-            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers)
+            return build.agent(plan.job, self.number, order, self._link(), sink, beat, peers, envs)
         except MemoryError as error:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
 
+    def _remote(self, job: Job, spaces: Spaces) -> EnvMaker:
+        """Environments that an env server plays for this agent."""
+        from canal_mpi.rank.remote import RemoteMaker
+        from canal_mpi.rank.seating import lanes_of_agent
+
+        return RemoteMaker(lanes_of_agent(self.world, job, spaces), job, spaces)
+
+    def _build_server(self) -> Any:
+        """This rank's env server."""
+        from canal_mpi.rank.seating import server
+
+        if self.world.witness:
+            self.world.witness.tell(
+                f"the env server ({self.world.place}) was killed or left without a word; without "
+                f"it no agent can play. Finished rounds are safe in {self.plan.folder}/run.h5."
+            )
+        return server(self.world, self.plan.job, self._log_file())
+
     def _link(self) -> Link:
-        if self.world.comm is None or not self.plan.edges:
+        if self.world.agents_comm is None or not self.plan.edges:
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 
         limit = self.plan.job.share.limit_mb << 20
-        return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit)
+        return MpiLink(self.world.agents_comm, set(self.plan.edges), self.world.watch.idle, limit)
 
     def _beat(self, progress: Any) -> None:
         self.world.watch.progress[self.world.rank] = progress
         if self.world.witness and progress.round != self._told:
             self._told = progress.round
-            world, plan = self.world, self.plan
             self.world.witness.tell(
-                f"agent {self.number} (rank {world.rank} on {world.host}) was killed or left "
+                f"agent {self.number} ({self.world.place}) was killed or left "
                 f"without a word in round {progress.round}. Finished rounds are safe in "
-                f"{plan.folder}/run.h5."
+                f"{self.plan.folder}/run.h5."
             )
         self.world.watch.beat(progress)
 
     def _greet(self, replay_bytes: int, memory_bytes: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.size, len(set(world.hosts))
+        size, hosts = world.agents, len(set(world.hosts))
         sharing = f"{job.share.policy} over {job.share.topology}" if plan.edges else "no sharing"
         self.view.say(
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-            f"{hosts} host{'s' * (hosts > 1)} · {sharing} · seed {job.seed} · "
+            f"{hosts} host{'s' * (hosts > 1)}{self._servers_named()} · {sharing} · "
+            f"seed {job.seed} · "
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
             f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
             f"{plan.folder}"
@@ -248,6 +284,12 @@ class Run:
             self.view.say(f"warning: no edge touches agent {', '.join(map(str, alone))}.")
         self.view.event("start", agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
 
+    def _servers_named(self) -> str:
+        """Where the environments run, if not with the agents."""
+        names = [name.removesuffix(" (env server)") for name in self.world.watch.names]
+        there = " and ".join(names[self.world.agents :])
+        return f" · environments on {there}" if there else ""
+
     def _close_results(self) -> None:
         self.store.write("finished")
         self.view.write_status("finished")
@@ -256,9 +298,12 @@ class Run:
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
         folder = _short_path(self.plan.folder)
         again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}"
+        again += "".join(f" --env-server-rank {rank}" for rank in self.plan.servers)
         start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
         sharing = bool(self.plan.edges)
-        other = f"{start}{again} --share none" if sharing else f"mpirun -np 5 {again} --share exact"
+        many = max(5, self.world.size) if self.plan.servers else 5
+        five = f"mpirun -np {many} {again} --share exact"
+        other = f"{start}{again} --share none" if sharing else five
         self.view.say(
             f"Results: {folder}/run.h5\nNext:\n"
             f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
