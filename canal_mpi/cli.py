@@ -139,6 +139,28 @@ def config(list_tasks: bool, **options: Any) -> None:
     click.echo(to_toml(job, explain=True), nl=False)
 
 
+@cli.group()
+def bench() -> None:
+    """Measure how fast a part is, against its floor, in one run."""
+
+
+@bench.command("env")
+@click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
+@click.option("--obs", type=click.Choice(["ram", "pixels"]), default="ram", show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Of a block.")
+@click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
+@click.pass_context
+def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: int) -> None:
+    """Steps per second through an env server against local environments.
+
+    Starts two ranks of its own and gives each a core. Local and remote blocks take turns; the
+    ratio is the median of neighbours.
+    """
+    from canal_mpi.bench import env
+
+    ctx.exit(env.run(task, obs, env.Size(steps, repeats)))
+
+
 def run() -> int:
     """Run the command line; its exit code."""
     try:

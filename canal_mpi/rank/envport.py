@@ -81,3 +81,8 @@ class Port:
             return None
         self._parts, self._head, whole = [], None, self._large
         return whole
+
+    def close(self) -> None:
+        """Take back the receive that is posted: nothing more will come."""
+        self._coming.Cancel()
+        self._coming.Wait()

@@ -39,16 +39,15 @@ class Worker:
         self.sock.sendall(first_words(job, log_file))
         self._held = bytearray()
 
-    def ready(self) -> None:
-        """Wait until it has loaded its libraries."""
-        self.sock.settimeout(START)
-        try:
-            found = self.sock.recv(wire.HEAD.size)
-        except TimeoutError as error:
-            raise RankFailed(f"no environment could be loaded within {START:.0f} s") from error
-        if not found:
+    def ready(self, beat: Callable[[], None]) -> None:
+        """Wait until it has loaded its libraries; `beat` shows that the server is alive."""
+        deadline = perf_counter() + START
+        while not select.select([self.sock], [], [], 0.2)[0]:
+            beat()
+            if perf_counter() > deadline:
+                raise RankFailed(f"no environment could be loaded within {START:.0f} s")
+        if not self.sock.recv(wire.HEAD.size):
             raise RankFailed(self.obituary())
-        self.sock.setblocking(True)
 
     def read(self) -> bytearray | None:
         """A whole answer if it is here; RankFailed where the process has ended."""
@@ -158,6 +157,7 @@ class EnvServer:
     def _drop(self, seat: Seat) -> None:
         """Close the environments of a lane."""
         self.seats.remove(seat)
+        seat.port.close()
         self._left.append(seat.worker)
         seat.worker.leave(hangs=seat.busy is not None and seat.busy.kind != wire.BYE)
 

@@ -68,7 +68,8 @@ def answer_size(spaces: Spaces, games: int) -> int:
 def pack_failure(kind: int, env: int, error: Exception) -> bytes:
     """An error as an answer: its exit code and its words."""
     code = error.code if isinstance(error, CanalError) else RankFailed.code
-    words = str(error) if isinstance(error, CanalError) else f"{type(error).__name__}: {error}"
+    words = f"{type(error).__name__}: {error}; the traceback is in the env server's log"
+    words = str(error) if isinstance(error, CanalError) else words
     text = words.encode()[:WORDS].decode(errors="ignore").encode()
     return message(kind, env, struct.pack("<H", code) + text, FAILED)
 
@@ -78,8 +79,8 @@ def unpack_failure(body: Bytes, where: str) -> CanalError:
     if not 2 <= len(body) <= 2 + WORDS:
         return ProtocolError(f"{where} sent an error of {len(body)} bytes")
     (code,) = struct.unpack_from("<H", body)
-    kinds = {kind.code: kind for kind in CanalError.__subclasses__() if kind.code != 70}
-    return kinds.get(code, errors.RankFailed)(f"{bytes(body[2:]).decode(errors='replace')}")
+    kinds = {kind.code: kind for kind in (errors.UsageError, errors.DamagedData, ProtocolError)}
+    return kinds.get(code, RankFailed)(f"{where}: {bytes(body[2:]).decode(errors='replace')}")
 
 
 class Layout:

@@ -32,6 +32,9 @@ class Channel(Protocol):
     def answer(self, what: str) -> wire.Bytes:
         """Wait for its answer."""
 
+    def close(self) -> None:
+        """Nothing more will come."""
+
 
 class Lane:
     """A channel over MPI whose waits sleep, have a deadline and a name."""
@@ -59,6 +62,10 @@ class Lane:
                 self._idle(self.port.peer, what)
             found = self.port.poll()
         return found
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.port.close()
 
 
 class RemoteEnvs:
@@ -188,3 +195,4 @@ class RemoteMaker:
             channel.ask(wire.message(wire.BYE, 0))
         for channel in self.channels:
             channel.answer("goodbye")
+            channel.close()

@@ -45,7 +45,7 @@ def server(world: World, job: Job, log_file: Path) -> EnvServer:
     pairs = [(a, lane) for a in mine for lane in range(lanes_to(world, world.rank, games))]
     workers = [Worker(job, log_file) for _ in pairs]
     for worker in workers:
-        worker.ready()
+        worker.ready(lambda: world.watch.beat(world.watch.mine))
     world.watch.progress[world.rank] = Progress("serving")
     size, room = wire.request_size(games), wire.answer_size(spaces, games)
     seats = [
