@@ -147,14 +147,14 @@ def bench() -> None:
 @bench.command("env")
 @click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
 @click.option("--obs", type=click.Choice(["ram", "pixels"]), default="ram", show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=400, show_default=True, help="Of a block.")
-@click.option("--repeats", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of a block.")
+@click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
 @click.pass_context
 def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: int) -> None:
     """Steps per second through an env server against local environments.
 
-    Starts two ranks of its own and gives each a core. Local and remote blocks take turns; the
-    ratio is the median of neighbours.
+    Starts two ranks of its own and gives each a core. Local and remote blocks take turns, and
+    the ratio is the median over neighbours.
     """
     from canal_mpi.bench import env
 

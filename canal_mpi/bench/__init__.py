@@ -21,15 +21,8 @@ def under_mpirun(ranks: int, arguments: Sequence[str]) -> int:
     return subprocess.run(command, check=False).returncode
 
 
-def seconds_of(work: Callable[[], None]) -> float:
-    """Wall time of something."""
-    start = perf_counter()
-    work()
-    return perf_counter() - start
-
-
 def in_turn(
-    works: Sequence[Callable[[], None]], repeats: int, beat: Callable[[], None] = lambda: None
+    works: Sequence[Callable[[], None]], repeats: int, beat: Callable[[], None]
 ) -> list[list[float]]:
     """Seconds of each work, each repetition in another order, so that noise hits all alike."""
     times: list[list[float]] = [[] for _ in works]
@@ -37,7 +30,9 @@ def in_turn(
         for k in range(len(works)):
             beat()
             place = (k + repeat) % len(works)
-            times[place].append(seconds_of(works[place]))
+            start = perf_counter()
+            works[place]()
+            times[place].append(perf_counter() - start)
     return times
 
 

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,8 @@ GAMES = (1, 4)  # environments per agent
 class Size:
     """How much is measured."""
 
-    steps: int = 400  # of a block, over all games
-    repeats: int = 15
+    steps: int = 100  # of a block, over all games
+    repeats: int = 30
 
 
 def run(task: str, obs: str, size: Size) -> int:
@@ -77,8 +77,8 @@ def _measure(world: "World", job: Job, size: Size) -> None:
     beat = partial(world.watch.beat, world.watch.mine)
     turns = max(size.steps // job.train.envs, 1)
     plain = in_turn([_player(env, turns) for env in envs], size.repeats, beat)
-    learn = _learning(job)
-    hidden = [_player(env, turns // 4, learn, wait) for env in envs for wait in (True, False)]
+    learn, some = _learning(job), max(turns // 4, 1)
+    hidden = [_player(env, some, learn, wait) for env in envs for wait in (True, False)]
     loop = in_turn(hidden, size.repeats, beat)
     remote.close()
     _tell(job.train.envs, turns, plain, loop)
@@ -125,9 +125,7 @@ def _learning(job: Job) -> Callable[[], None]:
     return learn
 
 
-def _tell(
-    games: int, turns: int, plain: Sequence[Sequence[float]], loop: Sequence[Sequence[float]]
-) -> None:
+def _tell(games: int, turns: int, plain: list[list[float]], loop: list[list[float]]) -> None:
     steps = [games * turns / median(times) for times in plain]
     print(
         f"{games} environment{'s' * (games > 1)} per agent: local {steps[0]:.0f} steps/s, server "

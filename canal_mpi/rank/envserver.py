@@ -4,6 +4,7 @@ The switchboard plays nothing itself. It hands requests to worker processes in t
 arrival and their answers back, so a slow, hanging or crashing environment harms its agent alone.
 """
 
+import os
 import select
 import socket
 import subprocess
@@ -22,7 +23,8 @@ from canal_mpi.rank.envworker import first_words
 if TYPE_CHECKING:
     from canal_mpi.rank.envport import Port
 
-SHORTEST, LONGEST = 5e-6, 1e-3  # seconds between two looks for a request
+CLOSE = 1e-3  # seconds after a message in which the next one is looked for without a sleep
+PAUSE = 1e-3  # seconds between two looks for a request otherwise
 START = 60.0  # seconds for a worker to load its libraries
 
 
@@ -37,7 +39,7 @@ class Worker:
                 command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
             )
         self.sock.sendall(first_words(job, log_file))
-        self._held = bytearray()
+        self._held, self._piece = bytearray(), bytearray(1 << 16)
 
     def ready(self, beat: Callable[[], None]) -> None:
         """Wait until it has loaded its libraries; `beat` shows that the server is alive."""
@@ -51,10 +53,10 @@ class Worker:
 
     def read(self) -> bytearray | None:
         """A whole answer if it is here; RankFailed where the process has ended."""
-        found = self.sock.recv(1 << 20)
-        if not found:
+        count = self.sock.recv_into(self._piece)
+        if not count:
             raise RankFailed(self.obituary())
-        self._held += found
+        self._held += memoryview(self._piece)[:count]
         if len(self._held) < wire.HEAD.size:
             return None
         if len(self._held) < wire.HEAD.size + wire.read_head(self._held).size:
@@ -121,6 +123,7 @@ class EnvServer:
 
     def __init__(self, seats: Sequence[Seat], idle: Callable[[], None]) -> None:
         self.seats, self._idle = list(seats), idle
+        self._cores = len(os.sched_getaffinity(0))
         self._left: list[Worker] = []
 
     def serve(self) -> None:
@@ -129,13 +132,19 @@ class EnvServer:
         while self.seats:
             now = perf_counter()
             heard = [self._hear(seat) for seat in list(self.seats)]
-            pause = 0.0 if any(heard) else min(max((now - last) / 10, SHORTEST), LONGEST)
-            if self._answer(pause) or any(heard):
+            if self._answer(0.0 if any(heard) else self._pause(now - last)) or any(heard):
                 last = perf_counter()
             elif now - last > 0.01:
                 self._idle()
         for worker in self._left:
             worker.process.wait(START)
+
+    def _pause(self, waited: float) -> float:
+        """How long to sleep; not at all for a moment, unless a worker needs this core."""
+        if waited < CLOSE and sum(seat.busy is not None for seat in self.seats) < self._cores:
+            os.sched_yield()
+            return 0.0
+        return PAUSE
 
     def _hear(self, seat: Seat) -> bool:
         """Whether an agent had something to say; one that breaks the rules is left alone."""

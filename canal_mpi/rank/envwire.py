@@ -6,13 +6,13 @@ and its answer. Both ends work out from the job how large a message can be.
 
 import struct
 from dataclasses import dataclass
-from math import prod
+from math import isfinite, prod
 
 import numpy as np
 
 from canal_mpi import errors
 from canal_mpi.errors import CanalError, ProtocolError, RankFailed
-from canal_mpi.types import CUT, ENDED, Array, Spaces, Step
+from canal_mpi.types import CUT, ENDED, LIFE, Spaces, Step
 
 MAKE, RESET, STEP, STATE, RESTORE, CLOSE, BYE = range(1, 8)
 NAMES = ("", "make", "reset", "step", "state", "restore", "close", "goodbye")
@@ -97,35 +97,39 @@ class Layout:
         self.whole = self.short + games * self.row
 
     def pack(self, step: Step) -> bytes:
-        """The body of an answer."""
-        parts = [
-            step.reward.astype("<f8", copy=False).tobytes(),
-            step.flags.astype("|u1", copy=False).tobytes(),
-            step.obs.astype(self.spaces.dtype, copy=False).tobytes(),
-        ]
-        if (step.flags & (ENDED | CUT)).any():
-            parts.append(step.start.astype(self.spaces.dtype, copy=False).tobytes())
+        """The body of an answer; arrays on the wire are little-endian."""
+        flags = step.flags.tobytes()
+        parts = [step.reward.astype("<f8", copy=False).tobytes(), flags, step.obs.tobytes()]
+        if any(flag & (ENDED | CUT) for flag in flags):
+            parts.append(step.start.tobytes())
         return b"".join(parts)
 
-    def unpack(self, body: Bytes, into: Step) -> None:
-        """Copy the body of an answer into this lane's part of a step."""
-        if len(body) not in (self.short, self.whole):
-            raise ProtocolError(
-                f"an env server answered a step with {len(body)} bytes, not {self.short} or "
-                f"{self.whole}"
-            )
-        games = self.games
-        into.reward[:] = np.frombuffer(body, "<f8", games)
-        into.flags[:] = np.frombuffer(body, "|u1", games, 8 * games)
-        self.rows(body, self.obs, into.obs)
-        ended = bool((into.flags & (ENDED | CUT)).any())
-        if ended != (len(body) == self.whole) or (into.flags & ~np.uint8(7)).any():
-            raise ProtocolError("an env server sent flags that don't fit the answer")
-        if not np.isfinite(into.reward).all():
-            raise ProtocolError("an env server sent a reward that is not finite")
-        self.rows(body, self.short if ended else self.obs, into.start)
 
-    def rows(self, body: Bytes, start: int, into: Array) -> None:
-        """Copy one observation a game."""
-        number = self.games * prod(self.spaces.shape)
-        into.reshape(-1)[:] = np.frombuffer(body, self.spaces.dtype, number, start)
+class Landing:
+    """Where a lane's answers are copied to: its part of a step."""
+
+    def __init__(self, layout: Layout, step: Step) -> None:
+        self.layout, self.rewards = layout, step.reward.data
+        self._obs, self._reward, self._flags, self._start = (array.data.cast("B") for array in step)
+
+    def take(self, body: memoryview) -> None:
+        """Copy the body of an answer to a step, checked."""
+        layout, games = self.layout, self.layout.games
+        if len(body) not in (layout.short, layout.whole):
+            raise ProtocolError(f"a step of {games} games was answered by {len(body)} bytes")
+        flags = bytes(body[8 * games : layout.obs])
+        ended = any(flag & (ENDED | CUT) for flag in flags)
+        if ended != (len(body) == layout.whole) or max(flags) > (ENDED | CUT | LIFE):
+            raise ProtocolError("an env server sent flags that don't fit the answer")
+        self._reward[:] = body[: 8 * games]
+        if not all(map(isfinite, self.rewards)):
+            raise ProtocolError("an env server sent a reward that is not finite")
+        self._flags[:] = flags
+        self._obs[:] = body[layout.obs : layout.short]
+        self._start[:] = body[layout.short :] if ended else self._obs
+
+    def take_start(self, body: memoryview) -> None:
+        """Copy the body of an answer to a reset."""
+        if len(body) != len(self._start):
+            raise ProtocolError(f"a reset was answered by {len(body)} bytes")
+        self._start[:] = body

@@ -1,5 +1,6 @@
 """Environments that an env server plays, the same from outside as local ones."""
 
+import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import monotonic, sleep
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from canal_mpi.rank.envport import Port
 
 Idle = Callable[[int, str], None]
-SHORTEST, LONGEST = 10e-6, 2e-3  # seconds between two looks for an answer
+CLOSE = 3e-3  # seconds around the usual time in which the answer is looked for without a sleep
+SLACK = 100e-6  # seconds by which a sleep may be too long
+LONGEST = 2e-3  # seconds between two looks otherwise
 
 
 class Channel(Protocol):
@@ -42,26 +45,36 @@ class Lane:
     def __init__(self, port: "Port", name: str, room: int, idle: Idle, timeout: float) -> None:
         self.port, self.name, self._room = port, name, room
         self._idle, self._timeout = idle, timeout
+        self._usual = 0.0  # seconds that a quick answer takes
 
     def ask(self, request: bytes) -> None:
         """Send a request."""
         self.port.post(request, self._room)
 
     def answer(self, what: str) -> wire.Bytes:
-        """Wait for the answer; sleep a tenth of what was waited so far, so little is added."""
-        start, found = monotonic(), self.port.poll()
+        """Wait for the answer: asleep, but for a moment around the time when it usually comes."""
+        start, found, waited = monotonic(), self.port.poll(), 0.0
         while found is None:
-            waited = monotonic() - start
+            self._rest(waited)
+            if waited > 0.01:
+                self._idle(self.port.peer, what)
             if waited > self._timeout:
                 raise ProtocolError(
                     f"{self.name} has not answered for {waited:.0f} s (timeout "
                     f"{self._timeout:.0f} s): {what}"
                 )
-            sleep(min(max(waited / 10, SHORTEST), LONGEST))
-            if waited > 0.01:
-                self._idle(self.port.peer, what)
-            found = self.port.poll()
+            found, waited = self.port.poll(), monotonic() - start
+        self._usual += (0.02 if waited > self._usual else 1) * (min(waited, 0.1) - self._usual)
         return found
+
+    def _rest(self, waited: float) -> None:
+        half = self._usual / 2
+        if waited < half - SLACK:
+            sleep(min(half - SLACK - waited, LONGEST))
+        elif waited < half + CLOSE:
+            os.sched_yield()
+        else:
+            sleep(min(waited / 10, LONGEST))
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -83,7 +96,6 @@ class RemoteEnvs:
         self.channels = list(channels[: self.count])
         bounds = np.linspace(0, self.count, len(self.channels) + 1).astype(int).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
-        self._layouts = [wire.Layout(spaces, part.stop - part.start) for part in self._parts]
         shape = (self.count, *spaces.shape)
         self._step = Step(
             np.zeros(shape, dtype=spaces.dtype),
@@ -91,7 +103,12 @@ class RemoteEnvs:
             np.zeros(self.count, dtype=np.uint8),
             np.zeros(shape, dtype=spaces.dtype),
         )
-        self._views = [Step(*(array[part] for array in self._step)) for part in self._parts]
+        views = [Step(*(array[part] for array in self._step)) for part in self._parts]
+        pairs = zip(self._parts, views, strict=True)
+        self._landings = [
+            wire.Landing(wire.Layout(spaces, part.stop - part.start), view) for part, view in pairs
+        ]
+        self._wide = np.zeros(self.count, dtype="<i4")
         names = (task.encode(), purpose.encode(), agent)
         self._ask(
             wire.MAKE,
@@ -120,25 +137,19 @@ class RemoteEnvs:
     def reset(self) -> Array:
         """Start an episode in every game."""
         self._ask(wire.RESET)
-        for layout, body, view in zip(
-            self._layouts, self._answers(wire.RESET), self._views, strict=True
-        ):
-            if len(body) != layout.games * layout.row:
-                raise ProtocolError(f"a reset of {layout.games} games gave {len(body)} bytes")
-            layout.rows(body, 0, view.start)
+        for landing, body in zip(self._landings, self._answers(wire.RESET), strict=True):
+            landing.take_start(body)
         return self._step.start
 
     def send(self, actions: Array) -> None:
         """Hand over one action a game; the server plays while the agent does something else."""
-        wide = np.asarray(actions).astype("<i4")
-        self._ask(wire.STEP, [wide[part].tobytes() for part in self._parts])
+        self._wide[:] = actions
+        self._ask(wire.STEP, [self._wide[part].tobytes() for part in self._parts])
 
     def receive(self) -> Step:
         """What the actions led to; games that ended start again."""
-        for layout, body, view in zip(
-            self._layouts, self._answers(wire.STEP), self._views, strict=True
-        ):
-            layout.unpack(body, view)
+        for landing, body in zip(self._landings, self._answers(wire.STEP), strict=True):
+            landing.take(body)
         return self._step
 
     def state(self) -> Columns:
