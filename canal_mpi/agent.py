@@ -108,7 +108,7 @@ class Agent:
         attempt.env = env = self.envs(self.task, "train", self.number)
         obs = self.first_look(env, attempt)
         while done < how.steps and not (done and self.reached(how.goal, done)):
-            before, done, start = done, min(done + env.count, how.steps), perf_counter()
+            before, done, start = done, done + env.count, perf_counter()
             actions = self.choose_actions(obs, before)
             env.send(actions)
             sent = perf_counter()
@@ -296,7 +296,7 @@ class Agent:
     def reached(self, goal: float, done: int = 0) -> bool:
         """Whether a look at the score, if one is due, shows the goal; imitation fades then."""
         every = self.job.evaluation.every if goal == inf else self.job.reuse.check_every
-        if not every or done % every:
+        if not every or done % every >= self.job.train.envs:  # several steps a turn
             return False
         score = self.evaluate()
         self.record.phase("training")

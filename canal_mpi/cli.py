@@ -29,6 +29,7 @@ JOB_OPTIONS = [
     click.option("--exchange", help="rounds: in step, reproducible; free: nobody ever waits."),
     click.option("--sync", help="On the same task also share parameters: blend or gradients."),
     click.option("--lessons", metavar="RUN", help="Offer the lessons of an earlier run too."),
+    click.option("--envs-per-agent", type=int, help="Environments an agent plays at once."),
     click.option("--obs", help="What agents see of Atari games: ram or pixels."),
     click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
     click.option(
@@ -51,6 +52,7 @@ FLAG_KEYS = {
     "exchange": "share.exchange",
     "sync": "sync.mode",
     "lessons": "share.lessons",
+    "envs_per_agent": "train.envs",
     "obs": "task.obs",
     "variant": "task.variant",
 }
@@ -104,6 +106,13 @@ def cli() -> None:
 @click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that stopped, wherever it stopped.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
+@click.option(
+    "--env-server", is_flag=True, help="The last rank runs every environment, and no agent."
+)
+@click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
+@click.option(
+    "--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does; may be repeated."
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
@@ -117,6 +126,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.roles import train
 
+    named = tuple(options["env_server_rank"])
     request = Request(
         flags=flags_of(options),
         job_file=options["job_file"],
@@ -126,6 +136,8 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         agent=options["agent"],
         resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
+        env_servers=options["env_servers"] or int(options["env_server"] and not named),
+        env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
     )
     ctx.exit(train(request))
@@ -195,6 +207,28 @@ def inspect(ctx: click.Context, /, paths: tuple[str, ...], verify: bool) -> None
     wrong = [words for file in files for words in checks.verify(file)]
     click.echo("\n".join(wrong) if wrong else f"{len(files)} files are whole.")
     ctx.exit(1 if wrong else 0)
+
+
+@cli.group()
+def bench() -> None:
+    """Measure how fast a part is, against its floor, in one run."""
+
+
+@bench.command("env")
+@click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
+@click.option("--obs", type=click.Choice(["ram", "pixels"]), default="ram", show_default=True)
+@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of a block.")
+@click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
+@click.pass_context
+def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: int) -> None:
+    """Steps per second through an env server against local environments.
+
+    Starts two ranks of its own and gives each a core. Local and remote blocks take turns, and
+    the ratio is the median over neighbours.
+    """
+    from canal_mpi.bench import env
+
+    ctx.exit(env.run(task, obs, env.Size(steps, repeats)))
 
 
 def run() -> int:

@@ -52,6 +52,7 @@ class TrainConfig:
         20000, "agent steps on each task (CANAL's word; not emulator frames)", 1, 10**12
     )
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
+    envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
     log_every: int = setting(500, "turns of the loop between two rows of /train", 1)
 
 

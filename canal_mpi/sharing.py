@@ -11,7 +11,7 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.job import Job
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join
+from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join, one_after_another
 from canal_mpi.membuf.share import Need, Policy, better
 from canal_mpi.record import Recorder
 from canal_mpi.sync import Group, Sync
@@ -156,11 +156,12 @@ class Sharing:
     def swap(self, replay: Replay, learner: Learner, done: int) -> None:
         """While playing: give new rows or weights to neighbours on this task, take in theirs."""
         self.sync.blend(learner, done)
-        settings = self.job.lsc
-        if not self._swaps.peers or done % settings.load:
+        settings, envs = self.job.lsc, self.job.train.envs
+        if not self._swaps.peers or done % settings.load >= envs:
             return
-        ready = done // settings.save * settings.save
-        fresh = _moves(replay.own.export_all(), done - self._sent, done - ready)
+        ready = done // settings.save * settings.save // envs * envs
+        ages = ((done - self._sent) // envs, (done - ready) // envs)
+        fresh = one_after_another([_moves(rows, *ages) for rows in replay.own.export_streams()])
         self._sent = ready
         if len(fresh["flags"]):
             self._trade(replay, pack(self.number, self.round, self.task, fresh, {}))

@@ -197,3 +197,35 @@ def fills_the_disk(need: Need, offers: Sequence[Offer]) -> list[Offer]:
                 file.write(bytes(4096))
                 file.flush()
     return exact(need, offers)
+
+
+class Trouble(gymnasium.Env[Array, np.int64]):
+    """Raises, hangs or crashes at its 20th step."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, kind: str = "raises") -> None:
+        self.kind, self.steps = kind, 0
+
+    def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, object]]:
+        self.steps += 1
+        if self.steps == 20:
+            {"raises": self._raise, "hangs": self._hang, "crashes": self._crash}[self.kind]()
+        return np.zeros(2, dtype=np.float32), 0.0, False, False, {}
+
+    def _raise(self) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    def _hang(self) -> None:
+        time.sleep(600)
+
+    def _crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+for _kind in ("raises", "hangs", "crashes"):
+    gymnasium.register(f"{_kind.capitalize()}-v0", "plugins:Trouble", kwargs={"kind": _kind})

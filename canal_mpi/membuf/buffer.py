@@ -143,7 +143,13 @@ class Buffer:
         """The newest rows, at most `most`, oldest first, every stream closed by a LAST row."""
         each = most // len(self.base)
         picks = [self._newest(stream, each) for stream in range(len(self.base))]
-        rows = np.concatenate(picks)
+        return self._columns(np.concatenate(picks))
+
+    def export_streams(self) -> list[Columns]:
+        """All rows of each stream apart, oldest first, closed by a LAST row."""
+        return [self._columns(self._newest(k, len(self.flags))) for k in range(len(self.base))]
+
+    def _columns(self, rows: Array) -> Columns:
         return {
             "state": self.state_rows[rows].reshape(-1, *self.spaces.shape),
             "action": self.action[rows],

@@ -34,18 +34,30 @@ from canal_mpi.types import (
 )
 
 
-def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
-    """Environments of this process, seeded by agent, task and purpose."""
+def games_maker(job: Job, spaces: Spaces) -> Callable[[str, str, int, int, int], Env]:
+    """Makes games `first` to `first + games` of a task, each seeded by its number too."""
 
-    def make(task: str, purpose: str, agent: int) -> Env:
+    def make(task: str, purpose: str, agent: int, first: int, games: int) -> Env:
         config = job.task
         if purpose != "train":
             most = min(config.max_steps, job.evaluation.max_steps)
             config = replace(config, max_steps=most)
-        seed = seeding.sequence(job.seed, agent, task, f"env-{purpose}")
-        return LocalEnvs(task, [make_game(task, config, seed)], spaces)
+        names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in range(first, first + games)]
+        seeds = [seeding.sequence(job.seed, agent, task, name) for name in names]
+        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces)
 
     return make
+
+
+def games_for(job: Job, purpose: str) -> int:
+    """How many games are played at once: several while training, one otherwise."""
+    return job.train.envs if purpose == "train" else 1
+
+
+def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
+    """Environments of this process, seeded by agent, task and purpose."""
+    make = games_maker(job, spaces)
+    return lambda task, purpose, agent: make(task, purpose, agent, 0, games_for(job, purpose))
 
 
 def learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
@@ -89,17 +101,18 @@ def agent(
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
     packs: bool = True,
     saver: Saver | None = None,
+    envs: Callable[[Job, Spaces], EnvMaker] = env_maker,
 ) -> Agent:
-    """An agent with everything it needs."""
+    """An agent with everything it needs; `envs` says who plays its environments."""
     spaces = common_spaces(job.tasks, job.task)
-    replay = Replay(spaces, job.replay.capacity, recipe(job))
+    replay = Replay(spaces, job.replay.capacity, recipe(job), job.train.envs)
     record = Recorder(sink, beat, number, spaces.row_bytes)
     policy = pick.pick("policy", job.share.policy, POLICIES)
     return Agent(
         job,
         number,
         order,
-        envs=env_maker(job, spaces),
+        envs=envs(job, spaces),
         learner=learner(job, number, spaces, order[0]),
         replay=replay,
         memory=Memory(spaces, job.memory.rows, replay.sampler),

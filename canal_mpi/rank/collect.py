@@ -80,12 +80,13 @@ class Collector(Rows):
 
     def _gather(self, round_: int) -> None:
         """Everybody's rows of a round, written before anybody goes on."""
-        messages = self.world.gather(self._history[round_], ROWS, ROWS_LIMIT)
+        among = self.world.agents
+        messages = self.world.gather(self._history[round_], ROWS, ROWS_LIMIT, among)
         if self.store is not None:
             for rank, message in enumerate(messages):
                 self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
-        self.world.broadcast(b"written")  # nobody goes on before the round is safe
+        self.world.broadcast(b"written", among)  # nobody goes on before the round is safe
         if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)
 
@@ -116,7 +117,7 @@ class Collector(Rows):
         past = {
             f"{r:06d}": np.frombuffer(rows, dtype=np.uint8) for r, rows in self._history.items()
         }
-        messages = self.world.gather(encode(past), HISTORY, ROWS_LIMIT)
+        messages = self.world.gather(encode(past), HISTORY, ROWS_LIMIT, self.world.agents)
         if self.store is not None:
             self.store.clear()
             known = [decode(message, ROWS_LIMIT) for message in messages]
@@ -126,4 +127,4 @@ class Collector(Rows):
                         rows = decode(past[round_].tobytes(), ROWS_LIMIT)
                         self.store.append(rows, rank)
             self.store.write("running")
-        self.world.broadcast(b"written")
+        self.world.broadcast(b"written", self.world.agents)

@@ -43,6 +43,11 @@ class View:
         self._note = ""
         self._warned: set[int] = set()
 
+    @property
+    def _progress(self) -> list[Progress]:
+        """Where the agents are; ranks behind them run environments."""
+        return self.watch.progress[: len(self.hosts)]
+
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.verbosity >= 0:
@@ -79,7 +84,7 @@ class View:
             self.say(self._summary())
 
     def _measure_rates(self, now: float) -> None:
-        for agent, progress in enumerate(self.watch.progress):
+        for agent, progress in enumerate(self._progress):
             before, steps = self._last_steps.get(agent, (self._start, 0))
             if now - before >= 1.0:
                 self._rates[agent] = (progress.total_steps - steps) / (now - before)
@@ -91,8 +96,10 @@ class View:
             if rank not in self._warned:
                 phase = self.watch.progress[rank].phase
                 left = max(self.watch.timeout - seconds, 0)
+                agent = rank < len(self.hosts)
+                who = f"agent {rank} ({self.hosts[rank]})" if agent else self.watch.names[rank]
                 self.say(
-                    f"agent {rank} ({self.hosts[rank]}) has been silent for {seconds:.0f} s in "
+                    f"{who} has been silent for {seconds:.0f} s in "
                     f"{phase}; the job ends in {left:.0f} s unless it answers"
                 )
         self._warned = {rank for rank, _ in silent}
@@ -100,7 +107,7 @@ class View:
     def _draw(self) -> None:
         width = _width(self._terminal)
         host = "  host     " if len(set(self.hosts)) > 1 else ""
-        rows = [self._row(agent, progress) for agent, progress in enumerate(self.watch.progress)]
+        rows = [self._row(agent, progress) for agent, progress in enumerate(self._progress)]
         lines = [HEADER.format(host=host), *rows]
         lines += [f" {text}" for text in (self._note, self._remaining()) if text]
         self._erase()
@@ -131,19 +138,19 @@ class View:
             f"{agent}: {p.task} {p.step}/{p.steps}"
             if p.phase == "training"
             else f"{agent}: {p.phase}"
-            for agent, p in enumerate(self.watch.progress[:8])
+            for agent, p in enumerate(self._progress[:8])
         ]
-        more = f" · and {len(self.watch.progress) - 8} more" if len(self.watch.progress) > 8 else ""
+        more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
         rates = sum(self._rates.values())
-        rounds = min(p.round for p in self.watch.progress)
+        rounds = min(p.round for p in self._progress)
         return (
             f"round {rounds}/{self.rounds} · {' · '.join(parts)}{more} · {rates:.0f} steps/s"
             f" · {self._remaining()}"
         )
 
     def _remaining(self) -> str:
-        total = self.rounds * len(self.watch.progress)
-        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self.watch.progress)
+        total = self.rounds * len(self._progress)
+        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._progress)
         if done < 0.02 * total:
             return "time left: not known yet"
         left = max(total - done, 0) / done
@@ -175,7 +182,7 @@ class View:
         agents = [
             {"agent": agent, "host": self.hosts[agent], "steps_per_second": self._rates.get(agent)}
             | {name: _json_value(value) for name, value in vars(p).items()}
-            for agent, p in enumerate(self.watch.progress)
+            for agent, p in enumerate(self._progress)
         ]
         facts = {"status": status, "time": time(), "rounds": self.rounds, "agents": agents}
         try:

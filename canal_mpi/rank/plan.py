@@ -25,6 +25,8 @@ class Request:
     name: str | None = None
     force: bool = False
     agent: int | None = None
+    env_servers: int = 0
+    env_server_ranks: tuple[int, ...] = ()
     verbosity: int = 0
     resume: str | None = None
     max_time: float | None = None  # seconds
@@ -75,12 +77,11 @@ class Plan:
 
 
 def make_plan(request: Request, hosts: Sequence[str]) -> Plan:
-    """Read files, check names, decide who does what; on rank 0 only. One host a rank."""
+    """Read files, check names, decide who does what; on rank 0 only. One host an agent."""
     from canal_mpi import tasks
 
-    size = len(hosts)
     job = tasks.named(config.resolve(request.flags, request.job_file))
-    first = _first_agent(request, size)
+    first = _first_agent(request, len(hosts))
     run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
     return plan_of(job, _folder(request, job), run_id, first, hosts)
 
@@ -124,6 +125,26 @@ def _check_sync(plan: Plan) -> None:
                     f"--sync gradients: agent {agent} is not joined to {missing} of the agents "
                     f"that learn {task} in round {round_}; use --topology full."
                 )
+
+
+def env_servers(request: Request, size: int) -> list[int]:
+    """The ranks that run environments: those that were named, or the last ones."""
+    ranks, number = request.env_server_ranks, request.env_servers
+    if number < 0:
+        raise UsageError(f"--env-servers {number}: expected 0 or more.")
+    if ranks and number not in (0, len(ranks)):
+        raise UsageError(f"--env-servers {number}, but --env-server-rank names {len(ranks)}.")
+    found = sorted(set(ranks)) or list(range(size - number, size))
+    world = f"the world has {size} rank{'s' * (size > 1)}"
+    odd = [rank for rank in ranks if not 0 <= rank < size]
+    if odd:
+        raise UsageError(f"--env-server-rank {odd[0]} does not exist: {world}, counted from 0.")
+    if len(found) >= size:
+        raise UsageError(
+            f"--env-servers {len(found)} leaves no rank for an agent: {world}; start more with "
+            "mpirun -np."
+        )
+    return found
 
 
 def _first_agent(request: Request, size: int) -> int:

@@ -15,11 +15,12 @@ from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, ProtocolError, Stopped, StorageError, UsageError
+from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
 from canal_mpi.rank.launcher import STARTED
 from canal_mpi.rank.live import View
-from canal_mpi.rank.plan import Plan, Request, make_plan, orders_of
+from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.checkpoint import Checkpoints
@@ -28,7 +29,7 @@ from canal_mpi.topology.desk import Terms
 from canal_mpi.topology.link import SoloLink
 from canal_mpi.topology.offers import pack_offers, unpack_offers
 from canal_mpi.topology.reach import warnings
-from canal_mpi.types import Link
+from canal_mpi.types import EnvMaker, Link, Spaces
 
 INTERRUPTED = 130
 HEADS = 1 << 16  # what a message takes beside its arrays
@@ -63,7 +64,8 @@ def train(request: Request) -> int:
 def _who(world: World) -> str:
     p = world.watch.mine
     where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
-    return f"agent {world.agent} (rank {world.rank} on {world.host}){where}"
+    who = "env server" if world.serves else f"agent {world.agent}"
+    return f"{who} ({world.place}){where}"
 
 
 def _complain(message: str, code: int) -> int:
@@ -120,6 +122,8 @@ class Run:
         """Everything a user can get wrong is found before the first environment is made."""
         world, request = self.world, self.request
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
+        servers = world.from_root(lambda: json.dumps(env_servers(request, world.size)).encode())
+        world.seat(json.loads(servers))
         self.choice = self._choose() if request.resume else None
         self.plan = Plan.from_json(world.from_root(lambda: self._make_plan().to_json()))
         if self.choice and self._nothing_is_left(self.choice):
@@ -130,14 +134,27 @@ class Run:
         world.together(self._open_log)
         if world.rank == 0:
             self._open_results()
-        agent = world.together(self._build)
+        if world.serves:
+            world.together(self._build_server).serve()
+        else:
+            self._live(world.together(self._build))
+        world.meet()  # who is done answers letters until all are
+        if not world.serves:
+            self.sink.close()
+        world.leave()
+        if world.rank == 0:
+            self._close_results()
+
+    def _live(self, agent: Any) -> None:
+        """An agent's life."""
+        world = self.world
         before = self._stock(agent) if self.plan.job.share.lessons else 0
         if world.rank == 0:
             self._greet(agent.replay.nbytes, agent.memory.nbytes, before)
             world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
         if self.choice and self.choice.round:
-            world.together(lambda: self._take_up(agent))
+            world.together(lambda: self._take_up(agent), world.agents)
             self.sink.rejoin()
         else:
             self.sink.flush(0)
@@ -145,16 +162,13 @@ class Run:
         agent.run()
         if world.rank == 0:
             self._may_be_stopped(False)
-        world.meet()  # who is done answers letters until all are
-        self.sink.close()
-        world.leave()
-        if world.rank == 0:
-            self._close_results()
+        if world.agents < world.size:
+            agent.envs.close()
 
     def _make_plan(self) -> Plan:
+        hosts = self.world.hosts[: self.world.agents]
         if self.choice is None:
-            return make_plan(self.request, self.world.hosts)
-        hosts = self.world.hosts
+            return make_plan(self.request, hosts)
         return resume.resumed_plan(self.request, self.choice, self.directory.path, hosts)
 
     def _choose(self) -> resume.Choice:
@@ -192,7 +206,7 @@ class Run:
         if may:
             words = shlex.quote(_short_path(self.plan.folder))
             start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
-            self.command = f"{start}canal-mpi train --resume {words}"
+            self.command = f"{start}canal-mpi train --resume {words}{self._server_options()}"
             self.hint = f" To go on: {self.command}"
             signals.on_hurry = self._hurry
             limit = self.request.max_time
@@ -251,7 +265,7 @@ class Run:
         elif self.world.rank == 0:
             self.directory = RunDirectory(folder)
             rows = min(job.train.frames, job.share.rows)
-            needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.size
+            needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.agents
             self.directory.create(self.request.force, needed)
         if self.world.rank == 0:
             write_whole(folder / "job.toml", config.to_toml(job, explain=True).encode())
@@ -260,11 +274,17 @@ class Run:
         """On every host, the files of its own agents."""
         folder = self.plan.folder
         try:
-            log.to_file(folder / "logs" / f"agent-{self.number}.log", self.request.verbosity > 0)
+            log.to_file(self._log_file(), self.request.verbosity > 0)
         except OSError as error:
             raise StorageError(f"can't write to {folder}: {error.strerror}.") from error
-        place = (self.number, self.world.rank, self.world.host, os.getpid())
-        logger.info("agent %d is rank %d on %s, process %d", *place)
+        who = "env server" if self.world.serves else f"agent {self.number}"
+        logger.info("%s is %s, process %d", who, self.world.place, os.getpid())
+
+    def _log_file(self) -> Path:
+        world, name = self.world, f"agent-{self.number}"
+        if world.serves:
+            name = f"env-server-{world.ranks[world.rank]}"
+        return self.plan.folder / "logs" / f"{name}.log"
 
     def _open_results(self) -> None:
         from canal_mpi.results.store import RunInfo, Store
@@ -285,7 +305,7 @@ class Run:
         self.view = View(
             world.watch,
             plan.folder,
-            world.hosts,
+            world.hosts[: world.agents],
             len(plan.orders[0]),
             plan.job.train.frames,
             self.request.verbosity,
@@ -303,7 +323,7 @@ class Run:
         sink.add(
             "agents",
             agent=self.number,
-            rank=world.rank,
+            rank=world.ranks[world.rank],
             host=world.host,
             machine=world.cards[world.rank]["machine"],
             device=plan.job.learn.device,
@@ -312,6 +332,7 @@ class Run:
         beat = self._beat
         order = plan.orders[world.rank]
         peers, packs = partial(plan.peers, self.number), self._packs()
+        envs = build.env_maker if world.agents == world.size else self._remote
         try:
             return build.agent(
                 plan.job,
@@ -323,11 +344,30 @@ class Run:
                 peers,
                 packs,
                 self._saver(),
+                envs,
             )
         except MemoryError as error:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
+
+    def _remote(self, job: Job, spaces: Spaces) -> EnvMaker:
+        """Environments that an env server plays for this agent."""
+        from canal_mpi.rank.remote import RemoteMaker
+        from canal_mpi.rank.seating import lanes_of_agent
+
+        return RemoteMaker(lanes_of_agent(self.world, job, spaces), job, spaces)
+
+    def _build_server(self) -> Any:
+        """This rank's env server."""
+        from canal_mpi.rank.seating import server
+
+        if self.world.witness:
+            self.world.witness.tell(
+                f"the env server ({self.world.place}) was killed or left without a word; without "
+                f"it no agent can play. What was saved is safe in {self.plan.folder}.{self.hint}"
+            )
+        return server(self.world, self.plan.job, self._log_file())
 
     def _saver(self) -> Checkpoints:
         plan, watch = self.plan, self.world.watch
@@ -342,8 +382,8 @@ class Run:
         return Checkpoints(plan.folder, about, settings, lambda: watch.stopping, signals.hurry)
 
     def _link(self) -> Link:
-        share = self.plan.job.share
-        if self.world.comm is None or not (self.plan.edges or share.lessons):
+        share, comm = self.plan.job.share, self.world.agents_comm
+        if comm is None or not (self.plan.edges or share.lessons):
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 
@@ -351,7 +391,7 @@ class Run:
         held = share.hold_mb << 20
         terms = Terms(free, share.relay, share.patience, held, self.plan.job.tasks)
         limit = (share.limit_mb << 20) + HEADS
-        return MpiLink(self.world.comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
+        return MpiLink(comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
 
     def _stock(self, agent: Any) -> int:
         """Offer the lessons of an earlier run, which rank 0 reads; how many there are."""
@@ -366,7 +406,7 @@ class Run:
             replace(lesson.offer, embedding=agent.sharing.embedding(lesson.rows, rng))
             for lesson, _ in found
         ]
-        offers = unpack_offers(self.world.broadcast(pack_offers(told)))
+        offers = unpack_offers(self.world.broadcast(pack_offers(told), self.world.agents))
         lessons = {lesson.offer.key: data for lesson, data in found}
         link.stock(offers, lessons, self.number if self.world.rank == 0 else 0)
         return len(offers)
@@ -382,11 +422,10 @@ class Run:
         self.world.watch.progress[self.world.rank] = progress
         if self.world.witness and progress.round != self._told:
             self._told = progress.round
-            world, plan = self.world, self.plan
             self.world.witness.tell(
-                f"agent {self.number} (rank {world.rank} on {world.host}) was killed or left "
+                f"agent {self.number} ({self.world.place}) was killed or left "
                 f"without a word in round {progress.round}. What was saved is safe in "
-                f"{plan.folder}.{self.hint}"
+                f"{self.plan.folder}.{self.hint}"
             )
         self.world.watch.beat(progress)
         if self.world.watch.stopping and self.world.watch.may_stop and progress.phase != "training":
@@ -400,14 +439,15 @@ class Run:
     def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.size, len(set(world.hosts))
+        size, hosts = world.agents, len(set(world.hosts))
         sharing = "no sharing"
         if plan.edges or before:
             sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
         sharing += f", {before} lessons of {job.share.lessons}" if before else ""
         self.view.say(
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-            f"{hosts} host{'s' * (hosts > 1)} · {sharing} · seed {job.seed} · "
+            f"{hosts} host{'s' * (hosts > 1)}{self._servers_named()} · {sharing} · "
+            f"seed {job.seed} · "
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
             f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
             f"{plan.folder}"
@@ -427,6 +467,17 @@ class Run:
             self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
         self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
 
+    def _server_options(self) -> str:
+        """The options that put env servers where they are now."""
+        ranks = self.world.ranks[self.world.agents :]
+        return "".join(f" --env-server-rank {rank}" for rank in ranks)
+
+    def _servers_named(self) -> str:
+        """Where the environments run, if not with the agents."""
+        names = [name.removesuffix(" (env server)") for name in self.world.watch.names]
+        there = " and ".join(names[self.world.agents :])
+        return f" · environments on {there}" if there else ""
+
     def _close_results(self) -> None:
         self.store.write("finished")
         self.view.write_status("finished")
@@ -435,9 +486,12 @@ class Run:
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
         folder = _short_path(self.plan.folder)
         again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}"
+        again += self._server_options()
         start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
         sharing = bool(self.plan.edges)
-        other = f"{start}{again} --share none" if sharing else f"mpirun -np 5 {again} --share exact"
+        many = max(5, self.world.size) if self._server_options() else 5
+        five = f"mpirun -np {many} {again} --share exact"
+        other = f"{start}{again} --share none" if sharing else five
         self.view.say(
             f"Results: {folder}/run.h5\nNext:\n"
             f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"

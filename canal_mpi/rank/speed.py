@@ -11,8 +11,9 @@ PACKING = 200e6  # bytes of rows a second that are packed and unpacked (canal-mp
 
 def slowest_link(world: World) -> float:
     """Bytes a second from rank 0 to the slowest other host; infinite on one host."""
-    firsts = {host: rank for rank, host in reversed(list(enumerate(world.hosts)))}
-    others = sorted(rank for host, rank in firsts.items() if host != world.hosts[0])
+    hosts = world.hosts[: world.agents]
+    firsts = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
+    others = sorted(rank for host, rank in firsts.items() if host != hosts[0])
     found = float("inf")
     if world.mail is None or not others:
         return found
@@ -27,4 +28,4 @@ def slowest_link(world: World) -> float:
             assert echo
         found = min(found, PROBE / (perf_counter() - start))
     world.mail.settle("the start")
-    return float(world.broadcast(repr(found).encode()))
+    return float(world.broadcast(repr(found).encode(), world.agents))

@@ -79,10 +79,14 @@ class Watch:
         return ""
 
     def idle(self, peer: int, phase: str) -> None:
-        """Called while this rank waits for another; raises when the silence is too long."""
-        self.beat(self.mine)
+        """Called while this rank waits for another; raises when it stops, or after silence."""
+        self.attend(peer, phase)
         if self.may_stop and self.stopping:
             raise Stopped(f"stopped in {phase}")
+
+    def attend(self, peer: int, phase: str) -> None:
+        """Called while this rank waits for its environments: a stop comes after their answer."""
+        self.beat(self.mine)
         if not self.may_stop and (silence := self._too_silent(monotonic())):
             raise ProtocolError(f"{silence} while {self.names[self.rank]} waited in {phase}")
 

@@ -49,6 +49,7 @@ class World:
         self.witness = stand_by()
         self.launcher = launcher
         self.rank = launcher.rank if launcher else 0
+        self.ranks = list(range(self.rank + 1))
 
     def open(self) -> None:
         """Load MPI where a launcher started this process; Agreed where that can't work."""
@@ -58,45 +59,79 @@ class World:
         self.watch = Watch(self.comm, START_TIMEOUT)
         self.mail = _mail(self.comm, self.watch) if self.comm else None
         self.hosts = [self.host]
+        self.cards: Sequence[dict[str, str]] = []
         self.agent = self.rank
+        self.agents, self.agents_comm = self.size, self.comm
+        self.ranks = list(range(self.size))  # the launcher's number of each rank; see `seat`
 
-    def broadcast(self, data: bytes) -> bytes:
-        """Rank 0's bytes, on every rank."""
+    @property
+    def serves(self) -> bool:
+        """Whether this rank runs environments and no agent."""
+        return self.rank >= self.agents
+
+    @property
+    def place(self) -> str:
+        """This rank as a user knows it."""
+        return f"rank {self.ranks[self.rank]} on {self.host}"
+
+    def seat(self, servers: Sequence[int]) -> None:
+        """Number the ranks anew: agents from 0, as if they were alone, env servers behind them."""
+        if not servers or self.comm is None:
+            return
+        self.agents = self.size - len(servers)
+        self.ranks = [r for r in range(self.size) if r not in servers] + list(servers)
+        self.cards = [self.cards[rank] for rank in self.ranks]
+        self.hosts = [self.hosts[rank] for rank in self.ranks]
+        self.comm = _split(self.comm, 0, self.ranks.index(self.rank))
+        self.rank = self.comm.Get_rank()
+        self.agents_comm = _split(self.comm, int(self.serves), self.rank)
+        self.watch = Watch(self.comm, self.watch.timeout)
+        self.watch.names = [
+            f"rank {rank} on {host}" + " (env server)" * (seat >= self.agents)
+            for seat, (rank, host) in enumerate(zip(self.ranks, self.hosts, strict=True))
+        ]
+        self.mail = _mail(self.comm, self.watch)
+
+    def broadcast(self, data: bytes, among: int = 0) -> bytes:
+        """Rank 0's bytes, on every rank, or on the first `among`."""
         if self.mail is None:
             return data
         if self.rank:
             return bytes(self.mail.collect(0, WORDS, WORDS_LIMIT, "the start"))
-        for peer in range(1, self.size):
+        for peer in range(1, among or self.size):
             self.mail.post(data, peer, WORDS)
         self.mail.settle("the start")
         return data
 
-    def gather(self, data: bytes, tag: int = WORDS, limit: int = WORDS_LIMIT) -> list[bytes]:
-        """Everybody's bytes in the order of ranks, on rank 0; nothing on the others."""
+    def gather(
+        self, data: bytes, tag: int = WORDS, limit: int = WORDS_LIMIT, among: int = 0
+    ) -> list[bytes]:
+        """Everybody's bytes (or those of the first `among`) on rank 0; nothing on the others."""
         if self.mail is None:
             return [data]
         if self.rank:
             self.mail.settle("the gathering")  # what was posted before
             self.mail.post(data, 0, tag)
             return []
-        peers = range(1, self.size)
+        peers = range(1, among or self.size)
         return [data, *(bytes(self.mail.collect(p, tag, limit, "the gathering")) for p in peers)]
 
-    def together(self, step: Callable[[], T]) -> T:
-        """Do something on every rank; if it fails anywhere, every rank raises the same Agreed."""
+    def together(self, step: Callable[[], T], among: int = 0) -> T:
+        """Do something on every rank (or the first `among`); all raise what one of them did."""
         result, trouble, code = None, "", 0
         try:
             result = step()
         except CanalError as error:
             trouble, code = str(error), error.code
         verdict = {"trouble": trouble, "code": code}
-        found = [json.loads(words) for words in self.gather(json.dumps(verdict).encode())]
+        words = json.dumps(verdict).encode()
+        found = [json.loads(words) for words in self.gather(words, among=among)]
         bad = [(rank, v) for rank, v in enumerate(found) if v["code"]]
         if bad:
             rank, verdict = bad[0]
             if self.size > 1 and len(bad) < self.size and rank:
-                verdict["trouble"] = f"rank {rank} on {self.hosts[rank]}: {verdict['trouble']}"
-        shared = json.loads(self.broadcast(json.dumps(verdict).encode()))
+                verdict["trouble"] = f"{self.watch.names[rank]}: {verdict['trouble']}"
+        shared = json.loads(self.broadcast(json.dumps(verdict).encode(), among))
         if shared["code"]:
             raise Agreed(shared["trouble"], shared["code"])
         return result  # type: ignore[return-value]
@@ -116,10 +151,11 @@ class World:
             "host": self.host,
             "machine": platform.machine(),
             "pid": str(os.getpid()),
+            "cores": str(len(os.sched_getaffinity(0))),
         }
         cards = [json.loads(words) for words in self.gather(json.dumps(card).encode())]
         shared = json.loads(self.broadcast(json.dumps(cards).encode()))
-        self.cards: Sequence[dict[str, str]] = shared
+        self.cards = shared
         self.hosts = [other["host"] for other in shared]
         self.watch.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
         for key in ("canal-mpi", "code", "wire format", "command line"):
@@ -137,7 +173,7 @@ class World:
         if self.mail is not None and self.rank:
             self.mail.post(b"", 0, STOP)
         elif self.mail is not None:
-            for peer in range(1, self.size):
+            for peer in range(1, self.agents):  # env servers have nothing to save
                 self.mail.collect(peer, STOP, 0, "the stop")
 
     def stop(self, code: int) -> None:
@@ -208,6 +244,12 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
             RanksDiffer.code,
         )
     return MPI.COMM_WORLD.Dup()
+
+
+def _split(comm: "MPI.Intracomm", color: int, key: int) -> "MPI.Intracomm":
+    from mpi4py import MPI
+
+    return MPI.Intracomm(comm.Split(color, key))
 
 
 def _mail(comm: "MPI.Intracomm", watch: Watch) -> "Mail":

@@ -32,11 +32,13 @@ class LocalEnvs:
         self._flags = np.zeros(self.count, dtype=np.uint8)
         shape = (self.count, *spaces.shape)
         self._obs, self._start = (np.zeros(shape, dtype=spaces.dtype) for _ in range(2))
+        self._playing = False
 
     def reset(self) -> Array:
         """Start an episode in every game."""
         for k, game in enumerate(self.games):
             self._place(self._start, k, game.reset())
+        self._playing = True
         return self._start
 
     def send(self, actions: Array) -> None:
@@ -45,8 +47,14 @@ class LocalEnvs:
 
     def receive(self) -> Step:
         """What the actions led to; games that ended start again."""
+        if not self._playing:
+            raise RankFailed(f"task '{self.task}' was stepped before its first reset.")
         for k, game in enumerate(self.games):
-            obs, reward, flags = game.step(int(self._actions[k]))
+            action = int(self._actions[k])
+            if not 0 <= action < self.spaces.actions:
+                known = f"0 to {self.spaces.actions - 1}"
+                raise RankFailed(f"task '{self.task}' has the actions {known}, not {action}.")
+            obs, reward, flags = game.step(action)
             if not np.isfinite(reward):
                 raise RankFailed(f"task '{self.task}' gave the reward {reward}; it must be finite.")
             self._place(self._obs, k, obs)
@@ -74,6 +82,7 @@ class LocalEnvs:
             if not held:
                 raise DamagedData(f"saved environments lack game {k} of {self.count}")
             game.restore(held)
+        self._playing = True
 
     def close(self) -> None:
         """Close every game."""

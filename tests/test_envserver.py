@@ -1,0 +1,157 @@
+"""Env-server ranks: real ranks whose environments run elsewhere."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import h5py
+import pytest
+from launch import SMOKE, columns, differences, environment, mpirun, processes_with
+from test_mpi import nothing_is_left
+
+pytestmark = pytest.mark.mpi
+
+LAZY = ("--set", "learn.algorithm=plugins:Lazy")
+PLACES = {
+    "the last rank": (3, ["--env-server"]),
+    "rank 0": (3, ["--env-server-rank", "0"]),
+    "two in the middle": (4, ["--env-server-rank", "0", "--env-server-rank", "2"]),
+}
+ATARI = ("--tasks", "Krull,Pong", "--order", "rotate", "--frames", "60")
+BRIEF = ["learn.starts=20", "learn.batch=16", "evaluation.max_steps=15", "evaluation.episodes=1"]
+SHORT = [word for setting in BRIEF for word in ("--set", setting)]
+
+
+def same_bits(one: Path, other: Path, agents: int) -> None:
+    """Everything but times and places is the same, in the results and in the networks."""
+    assert differences(columns(one / "run.h5"), columns(other / "run.h5")) == []
+    for agent in range(agents):
+        file = f"checkpoints/agent-{agent}/learner.h5"
+        assert differences(columns(one / file), columns(other / file)) == []
+
+
+def test_agents_learn_the_same_bits_wherever_their_environments_run(
+    mpi: str, tmp_path: Path
+) -> None:
+    local = tmp_path / "local"
+    more = ("--envs-per-agent", "3")
+    assert mpirun(2, "train", *SMOKE, *more, "--out", str(local), mpi=mpi).code == 0
+    for k, (ranks, options) in enumerate(PLACES.values()):
+        out = tmp_path / str(k)
+        result = mpirun(ranks, "train", *SMOKE, *more, *options, "--out", str(out), mpi=mpi)
+        assert result.code == 0, result.err
+        assert "2 agents on 1 host" in result.out
+        same_bits(local, out, 2)
+        with h5py.File(out / "run.h5") as file:
+            assert file["agents/rank"][()].tolist() == [[0, 1], [1, 2], [1, 3]][k]
+
+
+@pytest.mark.atari
+@pytest.mark.parametrize("obs", ["ram", "pixels"])
+def test_atari_on_a_server_gives_the_bits_of_atari_at_home(obs: str, tmp_path: Path) -> None:
+    common = ("train", *ATARI, *SHORT, "--obs", obs, "--envs-per-agent", "2")
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    assert mpirun(2, *common, "--out", str(local)).code == 0
+    result = mpirun(3, *common, "--env-server", "--out", str(remote))
+    assert result.code == 0, result.err
+    same_bits(local, remote, 2)
+    with h5py.File(local / "run.h5") as file:
+        assert set(file["tasks/env_steps"][()].tolist()) & {60}
+
+
+TROUBLE = {
+    "Raises": "ZeroDivisionError: on purpose",
+    "Crashes": "the process of this environment was killed by signal 11",
+    "Hangs": "has not answered for 8 s (timeout 8 s): step of plugins:Hangs-v0",
+}
+
+
+@pytest.mark.parametrize("kind", TROUBLE)
+def test_an_environment_in_trouble_ends_the_job_with_the_names_of_agent_and_server(
+    kind: str, out: Path
+) -> None:
+    options = ("--tasks", f"CartPole-v1,plugins:{kind}-v0", "--order", "rotate", "--frames", "100")
+    common = ("train", *options, *LAZY, "--set", "timeout=8", "--out", str(out))
+    result = mpirun(3, *common, "--env-server")
+    assert result.code != 0
+    assert len(result.complaints) == 1, result.err
+    start = "canal-mpi: agent 1 (rank 1 on "
+    assert result.complaints[0].startswith(start), result.err
+    assert "rank 2 on " in result.complaints[0]
+    assert TROUBLE[kind] in result.complaints[0]
+    assert nothing_is_left(out)
+
+
+@pytest.mark.parametrize("victim", ["env-server-2", "agent-1"])
+def test_whoever_is_killed_is_named_and_nothing_stays_behind(
+    mpi: str, victim: str, out: Path
+) -> None:
+    names = {"env-server-2": "the env server (rank 2 on ", "agent-1": "agent 1 (rank 1 on "}
+    for attempt in range(3 if mpi == "mpich" else 1):
+        err, seconds, workers = killed(mpi, victim, out / str(attempt))
+        assert seconds < 20
+        if names[victim] in err:
+            break  # MPICH kills the others within a millisecond: now and then one of them is named
+    assert names[victim] in err, err
+    assert err.count("canal-mpi:") == 1, err
+    assert all(not Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+def killed(mpi: str, victim: str, out: Path) -> tuple[str, float, list[int]]:
+    """Kill a rank while it plays: what was said, how long it took, the server's workers."""
+    command = ["mpirun", "-np", "3", "canal-mpi", "train", *SMOKE, *LAZY, "--frames", "200000"]
+    job = subprocess.Popen(
+        [*command, "--env-server", "--out", str(out)],
+        env=environment(mpi),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    status = out / "status.json"
+    while '"training"' not in (status.read_text() if status.exists() else ""):
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.05)
+    pids = {
+        name: int((out / "logs" / f"{name}.log").read_text().split("process ")[1].split()[0])
+        for name in (victim, "env-server-2")
+    }
+    workers = children(pids["env-server-2"])
+    assert len(workers) == 2
+    os.kill(pids[victim], signal.SIGKILL)
+    start = time.monotonic()
+    _, err = job.communicate(timeout=60)
+    assert job.returncode != 0
+    seconds = time.monotonic() - start
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < start + 20:
+        time.sleep(0.05)
+    return err, seconds, workers
+
+
+def children(pid: int) -> list[int]:
+    """The workers of a server."""
+    found = processes_with("canal_mpi.rank.envworker")
+    stats = {other: Path(f"/proc/{other}/stat").read_text() for other in found}
+    return [k for k, stat in stats.items() if int(stat.rpartition(")")[2].split()[1]) == pid]
+
+
+REFUSALS = [
+    (
+        3,
+        ["--env-servers", "3"],
+        "--env-servers 3 leaves no rank for an agent: the world has 3 ranks",
+    ),
+    (2, ["--env-server-rank", "2"], "--env-server-rank 2 does not exist: the world has 2 ranks"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "options", "words"), REFUSALS)
+def test_a_world_without_room_for_agents_is_refused(
+    ranks: int, options: list[str], words: str, out: Path
+) -> None:
+    result = mpirun(ranks, "train", *SMOKE, *options, "--out", str(out))
+    assert result.code == 2, result.err
+    assert len(result.complaints) == 1
+    assert words in result.complaints[0]
