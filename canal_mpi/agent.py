@@ -53,9 +53,12 @@ class Agent:
         self.job, self.number, self.order = job, number, order
         self.envs, self.learner, self.replay, self.memory = envs, learner, replay, memory
         self.sharing, self.record = sharing, record
+        self.task = order[0]
 
     def run(self) -> None:
         """Every task of the order: a round each."""
+        if self.job.evaluation.tasks == "all":
+            self.evaluate_others(0)
         for round_, task in enumerate(self.order, 1):
             self.record.begin(task, round_)
             self.learn_task(task, round_)
@@ -80,8 +83,9 @@ class Agent:
         self.evaluate_others(round_)
         self.remember(lessons)
         self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
-        self.record.learnt(donors, score)
+        self.record.phase("saving")
         self.record.sink.save("checkpoints", "learner", self.learner.state())
+        self.record.learnt(donors, score)
 
     def train(self, how: Training) -> None:
         """Learn a task: study its lessons first, then play."""
@@ -252,6 +256,7 @@ class Agent:
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""
+        self.record.phase("remembering")
         if self.job.memory.rows:
             rows = [lesson.rows for lesson in lessons if lesson.offer.task == self.task]
             if len(self.replay.own):
@@ -279,7 +284,7 @@ class Agent:
     def evaluate_others(self, round_: int) -> None:
         """How the agent does on the job's other tasks now: on those it has seen, or on all."""
         which = {"current": (), "seen": self.order[: round_ - 1], "all": self.job.tasks}
-        others = [t for t in which[self.job.evaluation.tasks] if t != self.task]
+        others = [t for t in which[self.job.evaluation.tasks] if t != self.task or not round_]
         for task in others if self.job.evaluation.episodes else ():
             self.learner.begin(task)
             self.record.result(task, self.examine(task, f"evaluate-{round_}-others"))

@@ -6,7 +6,7 @@ import numpy as np
 
 from canal_mpi.types import Array, Columns
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TEXT = "S64"
 
 
@@ -50,6 +50,9 @@ TABLES: dict[str, dict[str, Column]] = {
         "score": SCORE,
         "seconds": _seconds("wall time of the task, evaluation and exchange included"),
         "wait_seconds": _seconds("part of it spent waiting for others"),
+        "evaluate_seconds": _seconds("part of it spent on evaluation"),
+        "exchange_seconds": _seconds("part of it spent on giving and taking, without waiting"),
+        "save_seconds": _seconds("part of it spent on saving checkpoints"),
     },
     "episodes": {
         "agent": AGENT,

@@ -56,6 +56,9 @@ def learnt(rows: Rows, agent: int, round_: int, task: str, donors: str, score: f
         score=score,
         seconds=1.0,
         wait_seconds=0.1,
+        evaluate_seconds=0.0,
+        exchange_seconds=0.0,
+        save_seconds=0.0,
     )
 
 
