@@ -16,7 +16,7 @@ WHOLE_GAME = 3000  # steps after which most games are over
 
 @dataclass(frozen=True)
 class Measure:
-    """A value or an array, with its meaning; `sign` is +1 where more is better, -1 where less is."""
+    """A value or an array with its meaning; `sign`: +1 where more is better, -1 where less is."""
 
     value: Array
     about: str
