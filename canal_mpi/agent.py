@@ -9,6 +9,7 @@ import numpy as np
 
 from canal_mpi import seeding
 from canal_mpi.errors import DamagedData
+from canal_mpi.exam import episodes
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import Lesson
@@ -17,7 +18,7 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import one_after_another
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
-from canal_mpi.types import CUT, ENDED, Array, Batch, Columns, EnvMaker, Learner
+from canal_mpi.types import Array, Batch, Columns, EnvMaker, Learner
 
 
 @dataclass(frozen=True)
@@ -293,21 +294,9 @@ class Agent:
     def examine(self, task: str, purpose: str) -> list[tuple[float, int]]:
         """Return and length of greedy episodes, from random streams of their own."""
         self.record.phase("evaluating")
-        settings, exam = self.job.evaluation, []
         rng = seeding.stream(self.job.seed, self.number, task, purpose)
         env = self.envs(task, purpose, self.number)
-        for _ in range(settings.episodes):
-            obs, total, length, over = env.reset(), 0.0, 0, False
-            while not over and length < settings.max_steps:
-                actions = self.learner.act(obs)
-                if rng.random() < settings.epsilon:
-                    actions[0] = rng.integers(self.replay.spaces.actions)
-                env.send(actions)
-                step = env.receive()
-                obs, total, length = step.start, total + float(step.reward[0]), length + 1
-                over = bool(step.flags[0] & (ENDED | CUT))
-                self.record.beat()
-            exam.append((total, length))
+        exam = episodes(env, self.learner.act, rng, self.job.evaluation, self.record.beat)
         env.close()
         return exam
 

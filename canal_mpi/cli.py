@@ -1,4 +1,4 @@
-"""The command line: `canal-mpi train`, `canal-mpi config`. Loads neither torch nor MPI for help."""
+"""The command line: train and config; others in commands/. Help loads neither torch nor MPI."""
 
 import os
 from typing import Any
@@ -6,6 +6,9 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
+from canal_mpi.commands import look
+from canal_mpi.commands.evaluate import evaluate
+from canal_mpi.commands.groups import Grouped
 from canal_mpi.errors import CanalError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
@@ -65,7 +68,9 @@ def flags_of(options: dict[str, Any]) -> dict[str, Any]:
     return given | dict(parse_assignment(text) for text in options["assignments"])
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="canal-mpi")
 def cli() -> None:
     """Lifelong reinforcement learning agents that share what they learnt, on MPI.
@@ -125,6 +130,10 @@ def config(list_tasks: bool, **options: Any) -> None:
         return
     job = tasks.named(resolve(flags_of(options), options["job_file"]))
     click.echo(to_toml(job, explain=True), nl=False)
+
+
+for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
+    cli.add_command(command)
 
 
 def run() -> int:

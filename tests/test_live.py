@@ -238,10 +238,11 @@ def test_a_silent_agent_is_named_once(
         (59.6, "1 min 0 s"),
         (3599.9, "1 h 0 min"),
         (90000, "25 h 0 min"),
+        (200000, "2 days"),
     ],
 )
 def test_durations_are_for_people(seconds: float, words: str) -> None:
-    assert live._duration(seconds) == words
+    assert live.duration(seconds) == words
 
 
 def test_columns_of_the_ending_are_those_of_the_schema(tmp_path: Path) -> None:

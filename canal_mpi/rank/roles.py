@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,11 +30,16 @@ INTERRUPTED = 130
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
+    return conduct(lambda world: Run(world, request).go(), request.verbosity)
+
+
+def conduct(program: Callable[[World], None], verbosity: int = 0) -> int:
+    """Run a program on this rank of the world; trouble is one line and an exit code."""
     world = World()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         world.open()
-        Run(world, request).go()
+        program(world)
     except Agreed as error:
         return _end_together(world, str(error), error.code)
     except KeyboardInterrupt:
@@ -42,7 +48,7 @@ def train(request: Request) -> int:
         return _fail(world, f"{_who(world)}: {error}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
-        if request.verbosity > 0:
+        if verbosity > 0:
             traceback.print_exc()
         words = f"{_who(world)} failed: {type(error).__name__}: {error}"
         return _fail(world, f"{words}{_log_hint()}", 70)

@@ -11,7 +11,7 @@ from canal_mpi.types import Progress
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-BEAT = struct.Struct("<16s64siiqqqddd")
+BEAT = struct.Struct("<16s64siiqqqdddi")
 TAG = 21
 EVERY = 0.5  # seconds between two beats
 WARN = 30.0  # seconds of silence after which rank 0 says so
@@ -37,11 +37,12 @@ class Watch:
         """This rank's own progress."""
         return self.progress[self.rank]
 
-    def beat(self, progress: Progress) -> None:
+    def beat(self, progress: Progress, waits_for: int = -1) -> None:
         """Called at every step; does something twice a second."""
         now = monotonic()
         if now < self._next:
             return
+        progress.waits_for = waits_for
         self._next = now + EVERY
         self.progress[self.rank] = progress
         for peer in self.heard:
@@ -51,7 +52,7 @@ class Watch:
 
     def idle(self, peer: int, phase: str) -> None:
         """Called while this rank waits for another; raises when the silence is too long."""
-        self.beat(self.mine)
+        self.beat(self.mine, peer)
         now = monotonic()
         for other, heard in self.heard.items():
             if now - heard > self.timeout:
@@ -89,10 +90,13 @@ BYTES = "B"  # MPI's name for plain bytes
 
 def _pack(p: Progress) -> bytes:
     numbers = (p.round, p.source, p.step, p.steps, p.total_steps, p.mean_return, p.loss)
-    return BEAT.pack(p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share)
+    return BEAT.pack(
+        p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share, p.waits_for
+    )
 
 
 def _unpack(data: bytearray) -> Progress:
-    phase, task, round_, source, step, steps, total, returns, loss, share = BEAT.unpack(data)
+    phase, task, *numbers = BEAT.unpack(data)
     names = [raw.rstrip(b"\0").decode(errors="replace") for raw in (phase, task)]
-    return Progress(names[0], round_, names[1], source, step, steps, total, returns, loss, share)
+    round_, *rest = numbers
+    return Progress(names[0], round_, names[1], *rest)

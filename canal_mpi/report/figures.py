@@ -42,7 +42,7 @@ def topology(run: Run) -> Figure:
 def timeline(run: Run) -> Figure:
     """Every agent's tasks in order, coloured by the agent whose lesson was used."""
     table, agents = run["tasks"], run.agents
-    left, cell, height = 62, 88, 30
+    left, cell, height = 76, 86, 30
     parts = [
         text(left + cell * (k + 0.5), 14, f"round {k + 1}", "middle", cls="small")
         for k in range(run.rounds)
@@ -90,7 +90,9 @@ def _curve(measured: Measured, i: int) -> Figure:
     table, episodes = run["curve"], run["episodes"]
     here, there = table["task"] == task, episodes["task"] == task
     budget = max(int(run.setting("train.frames", 1)), 1)
-    low, high = svg.span([*table["score"][here], *_smooth(episodes["return"][there])])
+    begins = measured.raw[:, : measured.P.shape[1], i]
+    heights = [*table["score"][here], *_smooth(episodes["return"][there]), *begins[:, 0]]
+    low, high = svg.span(heights)
     axes = Axes(46, 22, 250, 120, (0, budget), (low, high))
     parts, told = [axes.frame("own steps on the task", "score")], []
     for row, agent in enumerate(run.agents):
@@ -100,6 +102,9 @@ def _curve(measured: Measured, i: int) -> Figure:
         parts.append(path(drawn, stroke=colour(row), stroke_width=1.2, opacity=0.55))
         seen = here & (table["agent"] == agent)
         exams = list(zip(table["env_steps"][seen], table["score"][seen], strict=True))
+        started = int(measured.when[row, i]) - 1
+        if started >= 0 and exams and not any(x == 0 for x, _ in exams):
+            exams.insert(0, (0, measured.raw[row, started, i]))
         places = [axes.at(float(x), float(y)) for x, y in exams if np.isfinite(y)]
         parts.append(path(places, stroke=colour(row), stroke_width=2))
         parts += [tag("circle", cx=x, cy=y, r=3.2, fill=colour(row), cls="mark") for x, y in places]
@@ -111,7 +116,7 @@ def _curve(measured: Measured, i: int) -> Figure:
             how = f"from agent {donor}" if donor else "played"
             told.append(f"agent {agent} ({how}) {number(float(exams[-1][1]))}")
     alt = "; ".join(told) or "nobody has learnt it yet"
-    drawing = picture(308, 176, f"Learning curve of {task}", f"Last scores: {alt}", *parts)
+    drawing = picture(316, 178, f"Learning curve of {task}", f"Last scores: {alt}", *parts)
     return Figure(f"curve-{i}", task, drawing)
 
 
@@ -176,12 +181,12 @@ def matrix(
     width: float = 330,
 ) -> str:
     """A heat map; blue above zero, orange below, nothing where nothing is known."""
-    left, top, high = 84.0, 22.0, 18.0
+    left, top, high = 84.0, 28.0, 18.0
     cell = (width - left - 4) / max(len(columns), 1)
     most = float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 1.0
     parts = [text(left, 10, x_label, cls="small")] if x_label else []
     for j, name in enumerate(columns):
-        parts.append(text(left + cell * (j + 0.5), 20, name, "middle", cls="small"))
+        parts.append(text(left + cell * (j + 0.5), 24, name, "middle", cls="small"))
     for i, name in enumerate(rows):
         y = top + high * i
         parts.append(text(left - 5, y + 13, name[:13], "end", cls="small"))

@@ -61,6 +61,8 @@ def number(value: float) -> str:
     if not isfinite(value):
         return "–" if isnan(value) else "∞" if value > 0 else "−∞"
     size = abs(value)
+    if size < 5e-4:
+        return "0"
     digits = 0 if size >= 100 or value == int(value) else 2 if size >= 1 else 3
     return f"{value:,.{digits}f}".replace("-", "−")
 

@@ -97,7 +97,7 @@ def _task(comparison: Comparison, i: int) -> Figure:
         parts.append(path(line, stroke=colour(k), stroke_width=2))
         told.append(f"{group.label} ends at {number(float(mean[-1]))}")
     alt = "; ".join(told) or "nothing known"
-    drawing = picture(308, 176, f"Mean curve of {task}", alt, *parts)
+    drawing = picture(316, 178, f"Mean curve of {task}", alt, *parts)
     return Figure(f"versus-{i}", task, drawing)
 
 

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -15,6 +15,9 @@ from canal_mpi.errors import DamagedData, StorageError, UsageError
 from canal_mpi.results.hdf5 import BLOCK, MAGIC, checked_image
 from canal_mpi.schema import SCHEMA_VERSION, TABLES, Column
 from canal_mpi.types import Array, Columns
+
+if TYPE_CHECKING:
+    from canal_mpi.rank.policy import Policy
 
 LIMIT = 1 << 30  # bytes that the datasets of a file may unpack to, all together
 LONGEST_TEXT = 4096
@@ -46,11 +49,14 @@ class Run:
             raise UsageError("frame() needs pandas: pip install pandas.") from error
         return pandas.DataFrame(self.tables[table])
 
-    def policy(self, agent: int | None = None) -> Any:
-        """An agent's policy as its newest checkpoint has it: `policy.act(task, observation)`."""
+    def policy(self, agent: int | None = None, trust: bool = False) -> "Policy":
+        """An agent's policy as its newest checkpoint has it: `policy.act(task, observation)`.
+
+        Modules that the run's job names are imported only with `trust`.
+        """
         from canal_mpi.rank.policy import load_policy
 
-        return load_policy(self, self.agents[0] if agent is None else agent)
+        return load_policy(self, self.agents[0] if agent is None else agent, trust)
 
     @property
     def name(self) -> str:
@@ -107,7 +113,7 @@ class Run:
 def load(run: str | Path) -> Run:
     """The tables of a run, from its folder or its run.h5."""
     path = run_file(Path(run))
-    with _opened(path) as file:
+    with open_file(path) as file:
         return _Reader(path, file).run()
 
 
@@ -120,7 +126,8 @@ def run_file(path: Path) -> Path:
     return file
 
 
-def _opened(path: Path) -> Any:
+def open_file(path: Path) -> Any:
+    """An HDF5 file of ours, its checksum verified, for reading."""
     try:
         with path.open("rb") as file:
             front = file.read(len(MAGIC))
@@ -133,6 +140,26 @@ def _opened(path: Path) -> Any:
         return h5py.File(io.BytesIO(image), "r")
     except (OSError, RuntimeError) as error:
         raise DamagedData(f"{path} can't be opened as HDF5 after its {BLOCK} bytes.") from error
+
+
+def checked_arrays(path: Path) -> Columns:
+    """The arrays of any file of ours, each looked at before it is read."""
+
+    def bad(why: str) -> DamagedData:
+        return DamagedData(f"{path} is not as canal-mpi writes it: {why}.")
+
+    found: dict[str, Any] = {}
+    with open_file(path) as file:
+        file.visititems(
+            lambda name, item: (
+                found.update({name: item}) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+        for item in found.values():
+            check_dataset(item, bad)
+        if sum(item.size * item.dtype.itemsize for item in found.values()) > LIMIT:
+            raise bad(f"its arrays are larger than {LIMIT >> 20} MB")
+        return {name: np.asarray(item[()]) for name, item in found.items()}
 
 
 def agent_numbers(agents: Columns, count: int) -> list[int]:

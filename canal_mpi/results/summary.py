@@ -85,7 +85,8 @@ class Measured:
     def __init__(self, run: Run, scale: Scale | None = None) -> None:
         self.run = run
         self.scale = scale or scale_for([run])
-        self.P = self.scale(_episode_means(run.score))
+        self.raw = _episode_means(run.score)  # the same in game points
+        self.P = self.scale(self.raw)
         self.when = self._when()
         self.P = self.P[:, : self.rounds_done + 1]
 
