@@ -12,6 +12,7 @@ from canal_mpi.rank.live import View, ending_lines
 from canal_mpi.rank.watch import Watch
 from canal_mpi.results.store import RunInfo, Store
 from canal_mpi.schema import Rows
+from canal_mpi.show import duration
 from canal_mpi.types import Progress
 
 
@@ -242,7 +243,7 @@ def test_a_silent_agent_is_named_once(
     ],
 )
 def test_durations_are_for_people(seconds: float, words: str) -> None:
-    assert live.duration(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_columns_of_the_ending_are_those_of_the_schema(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from datetime import datetime
 
 import numpy as np
 
-from canal_mpi.report import svg
 from canal_mpi.report.figures import Figure, matrix
 from canal_mpi.report.svg import colour, number, picture, tag, text
 from canal_mpi.results.reading import Run
@@ -109,4 +108,4 @@ def edges(run: Run) -> Figure:
 
 def key() -> list[tuple[str, str]]:
     """Names and colours of the parts of the time."""
-    return [(svg.escape(name), part_colour(k)) for k, name in enumerate(PARTS)]
+    return [(name, part_colour(k)) for k, name in enumerate(PARTS)]

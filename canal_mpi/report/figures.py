@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 
@@ -74,7 +75,7 @@ def _task_cell(
     how = f"from agent {donors}" if donors else "played"
     return tag(
         "g",
-        tag("title", f"{svg.escape(task)}: {svg.escape(how)}"),
+        tag("title", escape(f"{task}: {how}")),
         tag("rect", **box, fill=fill, fill_opacity=0.45, cls="cell"),
         text(x + width / 2, y + 17, task[:13], "middle", cls="tiny"),
     )

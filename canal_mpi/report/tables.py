@@ -11,6 +11,7 @@ from canal_mpi.results.compare import Comparison, Group
 from canal_mpi.results.reading import Run
 from canal_mpi.results.runs import events, number
 from canal_mpi.results.summary import Measured
+from canal_mpi.types import Array
 
 USUAL = {"start", "round", "finished"}  # events that are no news
 
@@ -28,7 +29,7 @@ def measure_rows(measured: Measured) -> Iterator[list[Cell]]:
         yield [name, value, low, high, measure.about]
 
 
-def _agent_interval(values: np.ndarray) -> tuple[float, float]:  # type: ignore[type-arg]
+def _agent_interval(values: Array) -> tuple[float, float]:
     """95 % bootstrap interval of the mean, agents (and tasks) drawn anew."""
     rows = values.reshape(len(values), -1)
     if len(rows) < 2 or np.isnan(rows).all():

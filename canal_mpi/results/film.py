@@ -18,7 +18,7 @@ class Film:
     def __init__(self, path: Path) -> None:
         try:
             import imageio
-            import imageio_ffmpeg  # noqa: F401  (fails early where only imageio is there)
+            import imageio_ffmpeg  # noqa: F401  (imageio alone can't write MP4)
             from PIL import Image, ImageDraw
         except ImportError as error:
             raise UsageError(
