@@ -59,7 +59,7 @@ def test_a_lone_agent_keeps_its_number(tmp_path: Path) -> None:
 def test_a_table_is_a_frame_of_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed (extra: look)")
     frame = load(write_run(tmp_path / "a")).frame("tasks")
-    assert frame["env_steps"].sum() == 4400
+    assert frame["env_steps"].sum() == 3600
     assert set(frame["source"]) == {"env", "lesson"}
 
 
