@@ -136,7 +136,7 @@ def pair(tmp_path: Path) -> list[Path]:
 def test_the_time_advantage_is_the_ratio_of_steps(tmp_path: Path) -> None:
     found = compare([load(path) for path in pair(tmp_path)])
     share, none = found.groups
-    assert (share.label, none.label) == ("policy exact", "no sharing")
+    assert (share.label, none.label) == ("share exact", "no sharing")
     assert found.baseline is none
     # the same scores: 9000 steps without sharing; 3000 + 600 + 600 with lessons of 200 steps
     assert found.versus(share)["TA_mean(100%)"] == pytest.approx(9000 / 4200, abs=EXACT)

@@ -56,18 +56,16 @@ def shared(comparison: Comparison, group: Group) -> str:
     low, high = (found[f"probability of improvement, {side}"] for side in ("low", "high"))
     advantage = found["TA_mean(80%)"]
     words += (
-        f" Probability that a score is better than without sharing: {chance:.0%} "
+        f" A score is better than without sharing with probability {chance:.0%} "
         f"({low:.0%} to {high:.0%})."
     )
+    if min(len(group.runs), len(comparison.baseline.runs)) == 1:
+        words += " One seed each: a difference may be luck."
+    tone = "good" if low > 0.5 else "bad" if high < 0.5 else ""
     if np.isnan(advantage):
-        return card(question, f"P = {chance:.0%}", words, _tone(low - 0.5, high - 0.5))
-    words += " Large: environment steps to 80 % of the baseline's final score, without over with."
-    tone = "good" if advantage > 1 else "bad"
-    return card(question, f"{advantage:.1f} × faster", words, tone)
-
-
-def _tone(low: float, high: float) -> str:
-    return "good" if low > 0 else "bad" if high < 0 else ""
+        return card(question, f"P = {chance:.0%}", words, tone)
+    words = f"Environment steps to 80 % of the baseline's final score, without / with. {words}"
+    return card(question, f"TA = {advantage:.1f}", words, tone)
 
 
 def forgot(measured: Measured) -> str:

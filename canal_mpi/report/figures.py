@@ -99,7 +99,7 @@ def _curve(measured: Measured, i: int) -> Figure:
     for row, agent in enumerate(run.agents):
         own = there & (episodes["agent"] == agent)
         points = zip(episodes["step"][own], _smooth(episodes["return"][own]), strict=True)
-        drawn = [axes.at(float(x), float(y)) for x, y in points]
+        drawn = [axes.at(float(x), float(y)) for x, y in points if np.isfinite(y)]
         parts.append(path(drawn, stroke=colour(row), stroke_width=1.2, opacity=0.55))
         seen = here & (table["agent"] == agent)
         exams = list(zip(table["env_steps"][seen], table["score"][seen], strict=True))

@@ -68,8 +68,11 @@ def _subtitle(comparison: Comparison) -> str:
 
 
 def _notes(runs: Sequence[Measured]) -> str:
-    found = [f"{m.run.name}: {words}" for m in runs for words in missing(m)]
-    return "".join(parts.note(words) for words in found)
+    told: dict[str, list[str]] = {}
+    for measured in runs:
+        for words in missing(measured):
+            told.setdefault(words, []).append(measured.run.name)
+    return "".join(parts.note(f"{', '.join(names)}: {words}") for words, names in told.items())
 
 
 def missing(measured: Measured) -> list[str]:

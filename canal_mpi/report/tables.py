@@ -34,7 +34,7 @@ def _agent_interval(values: Array) -> tuple[float, float]:
     rows = values.reshape(len(values), -1)
     if len(rows) < 2 or np.isnan(rows).all():
         return float("nan"), float("nan")
-    return m.interval(m.mean, rows, resamples=500)
+    return m.interval(m.overall_mean, rows)
 
 
 def comparison_rows(comparison: Comparison) -> Iterator[list[Cell]]:

@@ -219,4 +219,5 @@ def _word(key: str, value: Any) -> str:
         return f"{value} agent{'s' * (value != 1)}"
     if (key, value) == ("share.policy", "none"):
         return "no sharing"
-    return f"{key.rpartition('.')[2]} {value}"
+    name = "share" if key == "share.policy" else key.rpartition(".")[2]
+    return f"{name} {value}"

@@ -14,6 +14,7 @@ from canal_mpi.types import Array
 
 TRIM = 0.25  # part that the interquartile mean leaves out on each side
 RESAMPLES = 2000
+CHUNK = 100  # samples that are drawn at once
 
 
 def mean(values: Any) -> float:
@@ -189,30 +190,51 @@ def mean_time_advantage(
 # ── many runs ──────────────────────────────────────────────────────────────────────────────────
 
 
-def interquartile_mean(scores: Array) -> float:
-    """The mean without the lowest and the highest quarter of the values (IQM)."""
-    known = np.sort(scores[~np.isnan(scores)], axis=None)
-    cut = int(TRIM * len(known))
-    return mean(known[cut : len(known) - cut])
+def interquartile_mean(scores: Array) -> Any:
+    """The mean without the lowest and the highest quarter of the values (IQM), over [run, task].
+
+    Like `improvement` it also takes many samples at once, along dimensions in front.
+    """
+    flat = np.sort(scores.reshape(*scores.shape[:-2], -1), axis=-1)  # NaN comes last
+    count = (~np.isnan(flat)).sum(axis=-1, keepdims=True)
+    cut = (TRIM * count).astype(int)
+    place = np.arange(flat.shape[-1])
+    return _mean_where(flat, (place >= cut) & (place < count - cut))
 
 
-def improvement(x: Array, y: Array) -> float:
+def improvement(x: Array, y: Array) -> Any:
     """P(X > Y) for scores [run, task]: over tasks, how often a run of X beats one of Y."""
-    wins = []
-    for i in range(x.shape[1]):
-        a, b = (column[~np.isnan(column)] for column in (x[:, i], y[:, i]))
-        if len(a) and len(b):
-            above = (a[:, None] > b).mean() + (a[:, None] == b).mean() / 2
-            wins.append(float(above))
-    return mean(wins)
+    a, b = x[..., :, None, :], y[..., None, :, :]
+    wins = (a > b) + (a == b) / 2
+    known = ~np.isnan(a) & ~np.isnan(b)
+    pairs = known.sum(axis=(-3, -2))
+    won = np.where(known, wins, 0).sum(axis=(-3, -2)) / np.maximum(pairs, 1)
+    return _mean_where(won, pairs > 0)
+
+
+def _mean_where(values: Array, counts: Array) -> Any:
+    """The mean over the last dimension of the values that count; NaN where none does."""
+    many = counts.sum(axis=-1)
+    total = np.where(counts, values, 0).sum(axis=-1) / np.maximum(many, 1)
+    found = np.where(many > 0, total, np.nan)
+    return float(found) if found.ndim == 0 else found
+
+
+def overall_mean(scores: Array) -> Any:
+    """The mean over [run, task], for `interval`."""
+    flat = scores.reshape(*scores.shape[:-2], -1)
+    return _mean_where(flat, ~np.isnan(flat))
 
 
 def interval(
-    measure: Callable[..., float], *groups: Array, seed: int = 0, resamples: int = RESAMPLES
+    measure: Callable[..., Any], *groups: Array, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
     """95 % interval by a stratified bootstrap: for every task the runs are drawn anew."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    found = np.array([measure(*(_drawn(g, rng) for g in groups)) for _ in range(resamples)])
+    parts = [
+        measure(*(_drawn(group, rng, CHUNK) for group in groups)) for _ in range(resamples // CHUNK)
+    ]
+    found = np.concatenate(parts)
     found = found[~np.isnan(found)]
     if not len(found):
         return float("nan"), float("nan")
@@ -220,7 +242,8 @@ def interval(
     return float(low), float(high)
 
 
-def _drawn(scores: Array, rng: np.random.Generator) -> Array:
+def _drawn(scores: Array, rng: np.random.Generator, samples: int) -> Array:
+    """[sample, run, task]: for every task as many runs as there are, drawn with replacement."""
     runs, tasks = scores.shape
-    found: Array = scores[rng.integers(runs, size=(runs, tasks)), np.arange(tasks)]
+    found: Array = scores[rng.integers(runs, size=(samples, runs, tasks)), np.arange(tasks)]
     return found
