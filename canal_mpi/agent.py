@@ -10,6 +10,7 @@ import numpy as np
 from canal_mpi import position, seeding
 from canal_mpi.attempt import Attempt, NoCheckpoints, Training, best
 from canal_mpi.errors import DamagedData, NotRepeatable
+from canal_mpi.exam import episodes
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import Lesson
@@ -18,7 +19,7 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import one_after_another
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
-from canal_mpi.types import CUT, ENDED, Array, Batch, Columns, Env, EnvMaker, Learner, Saver
+from canal_mpi.types import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
 
 
 class Agent:
@@ -41,22 +42,22 @@ class Agent:
         self.job, self.number, self.order = job, number, order
         self.envs, self.learner, self.replay, self.memory = envs, learner, replay, memory
         self.sharing, self.record, self.saver = sharing, record, saver or NoCheckpoints()
-        self.first_round = 1
+        self.first_round, self.task = 1, order[0]
         self.taken_up: Attempt | None = None  # of the first round, after a resume
 
     def run(self) -> None:
         """Every task of the order: a round each."""
-        late = 0.0  # waited for the slowest of the round before
+        if self.job.evaluation.tasks == "all" and not self.taken_up:
+            self.evaluate_others(0)
         for round_ in range(self.first_round, len(self.order) + 1):
-            self.learn_task(self.order[round_ - 1], round_, late)
+            self.learn_task(self.order[round_ - 1], round_)
             start = perf_counter()
             self.record.sink.flush(round_)
-            late = perf_counter() - start
+            self.record.late = perf_counter() - start  # waited for the slowest of the round
 
-    def learn_task(self, task: str, round_: int, late: float = 0.0) -> None:
+    def learn_task(self, task: str, round_: int) -> None:
         """One round: take lessons, train, be evaluated, offer what was experienced."""
         attempt = self.taken_up or self.begin(task, round_)
-        self.record.waited(late)
         score = self.learn(attempt)
         if attempt.lessons and not self.admitted(attempt, score):
             attempt = self.alone()
@@ -66,8 +67,9 @@ class Agent:
         self.evaluate_others(round_)
         self.remember(attempt.lessons)
         self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))
-        self.record.learnt([lesson.offer.source for lesson in attempt.lessons], score)
+        self.record.phase("saving")
         self.record.sink.save("checkpoints", "learner", self.learner.state())
+        self.record.learnt([lesson.offer.source for lesson in attempt.lessons], score)
 
     def begin(self, task: str, round_: int) -> Attempt:
         """A new task, with what the neighbours have to say about it."""
@@ -307,6 +309,7 @@ class Agent:
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""
+        self.record.phase("remembering")
         if self.job.memory.rows:
             rows = [lesson.rows for lesson in lessons if lesson.offer.task == self.task]
             if len(self.replay.own):
@@ -334,7 +337,7 @@ class Agent:
     def evaluate_others(self, round_: int) -> None:
         """How the agent does on the job's other tasks now: on those it has seen, or on all."""
         which = {"current": (), "seen": self.order[: round_ - 1], "all": self.job.tasks}
-        others = [t for t in which[self.job.evaluation.tasks] if t != self.task]
+        others = [t for t in which[self.job.evaluation.tasks] if t != self.task or not round_]
         for task in others if self.job.evaluation.episodes else ():
             self.learner.begin(task)
             self.record.result(task, self.examine(task, f"evaluate-{round_}-others"))
@@ -343,21 +346,9 @@ class Agent:
     def examine(self, task: str, purpose: str) -> list[tuple[float, int]]:
         """Return and length of greedy episodes, from random streams of their own."""
         self.record.phase("evaluating")
-        settings, exam = self.job.evaluation, []
         rng = seeding.stream(self.job.seed, self.number, task, purpose)
         env = self.envs(task, purpose, self.number)
-        for _ in range(settings.episodes):
-            obs, total, length, over = env.reset(), 0.0, 0, False
-            while not over and length < settings.max_steps:
-                actions = self.learner.act(obs)
-                if rng.random() < settings.epsilon:
-                    actions[0] = rng.integers(self.replay.spaces.actions)
-                env.send(actions)
-                step = env.receive()
-                obs, total, length = step.start, total + float(step.reward[0]), length + 1
-                over = bool(step.flags[0] & (ENDED | CUT))
-                self.record.beat()
-            exam.append((total, length))
+        exam = episodes(env, self.learner.act, rng, self.job.evaluation, self.record.beat)
         env.close()
         return exam
 

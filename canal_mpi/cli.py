@@ -1,4 +1,4 @@
-"""The command line: `canal-mpi train`, `config`, … Loads neither torch nor MPI for help."""
+"""The command line: train, config, topology, bench; others in commands/. Help loads no torch."""
 
 import os
 import re
@@ -8,6 +8,9 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
+from canal_mpi.commands import look
+from canal_mpi.commands.evaluate import evaluate
+from canal_mpi.commands.groups import Grouped
 from canal_mpi.errors import CanalError, UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
@@ -85,7 +88,9 @@ def seconds_of(text: str | None) -> float | None:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="canal-mpi")
 def cli() -> None:
     """Lifelong reinforcement learning agents that share what they learnt, on MPI.
@@ -190,25 +195,6 @@ def topology(
         click.echo(f"  drawn       {file}")
 
 
-@cli.command()
-@click.argument("paths", nargs=-1, required=True, metavar="FILE|RUN…")
-@click.option("--verify", is_flag=True, help="Check form, checksums and ranges.")
-@click.pass_context
-def inspect(ctx: click.Context, /, paths: tuple[str, ...], verify: bool) -> None:
-    """Look into the files of a run.
-
-    With --verify every file is checked: 1 is the exit code if something is wrong with one.
-    """
-    from canal_mpi.results import verify as checks
-
-    if not verify:
-        raise UsageError("inspect needs --verify.")
-    files = [file for path in paths for file in checks.files_of(Path(path))]
-    wrong = [words for file in files for words in checks.verify(file)]
-    click.echo("\n".join(wrong) if wrong else f"{len(files)} files are whole.")
-    ctx.exit(1 if wrong else 0)
-
-
 @cli.group()
 def bench() -> None:
     """Measure how fast a part is, against its floor, in one run."""
@@ -229,6 +215,10 @@ def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: i
     from canal_mpi.bench import env
 
     ctx.exit(env.run(task, obs, env.Size(steps, repeats)))
+
+
+for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
+    cli.add_command(command)
 
 
 def run() -> int:

@@ -28,7 +28,9 @@ class Recorder:
     def __init__(self, sink: Sink, beat: Beat, agent: int, row_bytes: int) -> None:
         self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
         self.progress = Progress()
-        self._began = perf_counter()
+        self._began = self._phase_began = perf_counter()
+        self._spent: dict[str, float] = {}
+        self.late = 0.0  # seconds waited between two rounds; counts for the next one
         self._waited_before = self.wait_seconds = 0.0
         self.begin("", 0)
 
@@ -41,7 +43,8 @@ class Recorder:
         self._parcels: dict[tuple[int, int], Parcel] = {}
         self._exam: list[tuple[float, int]] = []
         self.env_seconds = self.learn_seconds = 0.0
-        self._task_wait = self.exchange_seconds = 0.0
+        self._task_wait, self.late = self.late, 0.0
+        self._spent.clear()
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=100)
         self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
@@ -102,9 +105,15 @@ class Recorder:
         return before // every != self._turns // every
 
     def phase(self, name: str) -> None:
-        """Say what the agent is about to do."""
-        self.progress.phase = name
+        """Say what the agent is about to do; the time is noted for what it did before."""
+        now, before = perf_counter(), self.progress.phase
+        self._spent[before] = self.spent(before) + now - self._phase_began
+        self.progress.phase, self._phase_began = name, now
         self.beat()
+
+    def spent(self, phase: str) -> float:
+        """Seconds of this task in a phase that is over, without waiting."""
+        return self._spent.get(phase, 0.0)
 
     def beat(self) -> None:
         """Show that the agent is alive."""
@@ -114,6 +123,7 @@ class Recorder:
         """Time lost to others."""
         self.wait_seconds += seconds
         self._task_wait += seconds
+        self._phase_began += seconds
         self._waited_before += seconds
         self.progress.wait_share = self._waited_before / (perf_counter() - self._began)
 
@@ -279,6 +289,7 @@ class Recorder:
 
     def learnt(self, donors: list[str], score: float) -> None:
         """The task is done; its last evaluation counts."""
+        self.phase("between rounds")
         self.result(self.task, self._exam)
         self.sink.add(
             "tasks",
@@ -293,5 +304,7 @@ class Recorder:
             score=score,
             seconds=perf_counter() - self._start,
             wait_seconds=self._task_wait,
-            exchange_seconds=self.exchange_seconds,
+            evaluate_seconds=self.spent("evaluating"),
+            exchange_seconds=self.spent("exchanging"),
+            save_seconds=self.spent("saving"),
         )

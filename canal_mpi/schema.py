@@ -8,7 +8,7 @@ from canal_mpi.columns import decode, encode
 from canal_mpi.types import Array, Columns
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TEXT = "S64"
 
 
@@ -56,7 +56,9 @@ TABLES: dict[str, dict[str, Column]] = {
         "score": SCORE,
         "seconds": _seconds("wall time of the task, evaluation and exchange included"),
         "wait_seconds": _seconds("part of it spent waiting for others"),
-        "exchange_seconds": _seconds("part of it spent on offers and lessons, without waiting"),
+        "evaluate_seconds": _seconds("part of it spent on evaluation"),
+        "exchange_seconds": _seconds("part of it spent on giving and taking, without waiting"),
+        "save_seconds": _seconds("part of it spent on saving checkpoints"),
     },
     "episodes": {
         "agent": AGENT,

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import nan
-from time import perf_counter
 
 import numpy as np
 
@@ -57,15 +56,13 @@ class Sharing:
     def take(self, replay: Replay, embedding: Array, own_score: float) -> list[Lesson]:
         """Fetch what the policy wants of the offers; damaged lessons are refused."""
         self.record.phase("exchanging")
-        start, offers = perf_counter(), self.link.offers()
+        offers = self.link.offers()
         if self.job.share.gate == "better":
             offers = better(self.task, own_score, offers)
         nearest = self.job.share.nearest
         need = Need(self.task, self.round, nearest, self.measure, embedding)
         parcels = self.link.fetch(self._affordable(self.policy(need, offers)))
-        lessons = [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
-        self.record.exchange_seconds += perf_counter() - start
-        return lessons
+        return [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
 
     def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
         """The wanted offers, best first, as far as the byte budget of a round goes."""
@@ -104,7 +101,7 @@ class Sharing:
     ) -> None:
         """Tell the audience what this task gave; only own play is offered."""
         self.record.phase("exchanging")
-        offer, data, start, waited = None, b"", perf_counter(), self.link.waited
+        offer, data, waited = None, b"", self.link.waited
         if len(replay.own):
             rows = self._chosen(replay, learner, rng)
             network = learner.network() if self.job.reuse.network else {}
@@ -115,9 +112,7 @@ class Sharing:
                 size = (len(rows["action"]), len(data))
                 offer = Offer(self.number, self.round, self.task, score, *size, embedding)
         self.link.publish(offer, data)
-        waited = self.link.waited - waited
-        self.record.waited(waited)
-        self.record.exchange_seconds += perf_counter() - start - waited
+        self.record.waited(self.link.waited - waited)
 
     def _save(self, score: float, rows: Columns, network: Columns) -> None:
         """Keep the lesson on disk, for later runs too."""

@@ -117,6 +117,7 @@ class Progress:
     mean_return: float = float("nan")
     loss: float = float("nan")
     wait_share: float = 0.0
+    waits_for: int = -1  # the rank that this one waits for, or -1
 
 
 class Env(Protocol):

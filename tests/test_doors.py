@@ -16,7 +16,12 @@ OWNERS = {
     "h5py": ("results/",),
     "gymnasium": ("tasks/",),
     "ale_py": ("tasks/",),
-    "click": ("cli.py",),
+    "click": ("cli.py", "commands/"),
+    "pandas": ("results/",),
+    "pyarrow": ("results/",),
+    "imageio": ("results/",),
+    "PIL": ("results/",),
+    "resvg_py": ("report/",),
 }
 CELLAR = {
     "types",
@@ -174,8 +179,8 @@ def test_the_search_for_faults_finds_nothing_else(source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "rooms"),
     [
-        ("agent.py", {"membuf", "record", "sharing", "attempt", "position"}),
-        ("sharing.py", {"membuf", "record"}),
+        ("agent.py", {"membuf", "record", "sharing", "attempt", "position", "exam"}),
+        ("sharing.py", {"membuf", "record", "sync"}),
     ],
 )
 def test_the_agent_and_its_sharing_use_only_the_membuf_the_record_and_the_cellar(

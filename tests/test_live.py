@@ -12,6 +12,7 @@ from canal_mpi.rank.live import View, ending_lines
 from canal_mpi.rank.watch import Watch
 from canal_mpi.results.store import RunInfo, Store
 from canal_mpi.schema import Rows
+from canal_mpi.show import duration
 from canal_mpi.types import Progress
 
 
@@ -56,6 +57,9 @@ def learnt(rows: Rows, agent: int, round_: int, task: str, donors: str, score: f
         score=score,
         seconds=1.0,
         wait_seconds=0.1,
+        evaluate_seconds=0.0,
+        exchange_seconds=0.0,
+        save_seconds=0.0,
     )
 
 
@@ -235,10 +239,11 @@ def test_a_silent_agent_is_named_once(
         (59.6, "1 min 0 s"),
         (3599.9, "1 h 0 min"),
         (90000, "25 h 0 min"),
+        (200000, "2 days"),
     ],
 )
 def test_durations_are_for_people(seconds: float, words: str) -> None:
-    assert live._duration(seconds) == words
+    assert duration(seconds) == words
 
 
 def test_columns_of_the_ending_are_those_of_the_schema(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import sys
+from collections import deque
 from math import isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, time
@@ -18,12 +19,12 @@ from canal_mpi.rank.launcher import terminal
 from canal_mpi.rank.watch import Watch
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.store import Store
+from canal_mpi.show import digits, duration, progress_lines, remaining
 from canal_mpi.types import Progress
 
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
 WHOLE_GAME = 3000  # steps after which most games are over
-HEADER = " agent{host}  round  task         source    steps        steps/s   return    loss waits"
 
 
 class View:
@@ -40,6 +41,9 @@ class View:
         self._last_status = 0.0
         self._last_steps: dict[int, tuple[float, int]] = {}
         self._rates: dict[int, float] = {}
+        self._returns: dict[int, deque[float]] = {}
+        self._rounds: dict[int, int] = {}
+        self._saved = self._mean_hns = nan
         self._note = ""
         self._warned: set[int] = set()
 
@@ -89,6 +93,14 @@ class View:
             if now - before >= 1.0:
                 self._rates[agent] = (progress.total_steps - steps) / (now - before)
                 self._last_steps[agent] = (now, progress.total_steps)
+                self._note_return(agent, progress.round, progress.mean_return)
+
+    def _note_return(self, agent: int, round_: int, value: float) -> None:
+        """Keep the last few different returns of the task."""
+        if self._rounds.get(agent) != round_:
+            self._rounds[agent], self._returns[agent] = round_, deque(maxlen=6)
+        if isfinite(value) and value not in list(self._returns[agent])[-1:]:
+            self._returns[agent].append(value)
 
     def _warn_of_silence(self) -> None:
         silent = self.watch.silent()
@@ -106,10 +118,7 @@ class View:
 
     def _draw(self) -> None:
         width = _width(self._terminal)
-        host = "  host     " if len(set(self.hosts)) > 1 else ""
-        rows = [self._row(agent, progress) for agent, progress in enumerate(self._progress)]
-        lines = [HEADER.format(host=host), *rows]
-        lines += [f" {text}" for text in (self._note, self._remaining()) if text]
+        lines = progress_lines(self.facts("running"), time())
         self._erase()
         self._print("\n".join(line[: width - 1] for line in lines))
         self._drawn = len(lines)
@@ -118,20 +127,6 @@ class View:
         if self._drawn:
             sys.stdout.write(f"\x1b[{self._drawn}A\x1b[J")
             self._drawn = 0
-
-    def _row(self, agent: int, p: Progress) -> str:
-        rate = self._rates.get(agent, 0.0)
-        what = f"{p.step}/{p.steps}" if p.phase == "training" else p.phase
-        return (
-            f" {agent:>4} {self._host(agent)}  {p.round:>2}/{self.rounds:<3} {p.task:<12.12} "
-            f"{_source(p.source):<9} {what:<12.12} {rate:>7.0f} {_number(p.mean_return, 1):>8} "
-            f"{_number(p.loss, 4):>7} {p.wait_share:>5.0%}"
-        )
-
-    def _host(self, agent: int) -> str:
-        """The host's column, where there are several."""
-        several = len(set(self.hosts)) > 1
-        return f" {self.hosts[agent]:<10.10}" if several else ""
 
     def _summary(self) -> str:
         parts = [
@@ -145,22 +140,25 @@ class View:
         rounds = min(p.round for p in self._progress)
         return (
             f"round {rounds}/{self.rounds} · {' · '.join(parts)}{more} · {rates:.0f} steps/s"
-            f" · {self._remaining()}"
+            f" · {remaining(self._left())}"
         )
 
-    def _remaining(self) -> str:
+    def _left(self) -> float:
+        """Seconds that the run will still take, NaN at first."""
         total = self.rounds * len(self._progress)
         done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._progress)
         if done < 0.02 * total:
-            return "time left: not known yet"
-        left = max(total - done, 0) / done
-        return f"about {_duration((monotonic() - self._start) * left)} left"
+            return nan
+        return (monotonic() - self._start) * max(total - done, 0) / done
 
     def round_done(self, round_: int, store: Store) -> None:
         """Say what the exchange of a round moved."""
+        self._saved = time()
         if not round_:
             return
         ledger, tasks = store.table("exchange"), store.table("tasks")
+        pairs = zip(tasks["task"], tasks["score"], strict=True)
+        self._mean_hns = float(np.mean([human_normalised(t.decode(), s) for t, s in pairs]))
         here = ledger["round"] == round_
         lessons, refused = (here & (ledger["kind"] == kind) for kind in (b"lesson", b"refusal"))
         played = int(((tasks["round"] == round_) & (tasks["source"] == b"env")).sum())
@@ -175,16 +173,30 @@ class View:
             )
         self.event("round", round=round_, played=played, lessons=int(lessons.sum()), bytes=packed)
         if not self._terminal:
-            self.say(f"{self._note} · {self._remaining()}")
+            self.say(f"{self._note} · {remaining(self._left())}")
 
-    def write_status(self, status: str) -> None:
-        """Replace status.json."""
+    def facts(self, status: str) -> dict[str, Any]:
+        """What status.json tells, and what the table is drawn from."""
         agents = [
             {"agent": agent, "host": self.hosts[agent], "steps_per_second": self._rates.get(agent)}
             | {name: _json_value(value) for name, value in vars(p).items()}
+            | {"returns": list(self._returns.get(agent, ()))}
             for agent, p in enumerate(self._progress)
         ]
-        facts = {"status": status, "time": time(), "rounds": self.rounds, "agents": agents}
+        return {
+            "status": status,
+            "time": time(),
+            "rounds": self.rounds,
+            "note": self._note,
+            "left": _json_value(self._left()) if status == "running" else 0.0,
+            "saved": _json_value(self._saved),
+            "mean_hns": _json_value(self._mean_hns),
+            "agents": agents,
+        }
+
+    def write_status(self, status: str) -> None:
+        """Replace status.json."""
+        facts = self.facts(status)
         try:
             write_whole(self.folder / "status.json", json.dumps(facts).encode())
         except StorageError as error:
@@ -206,7 +218,7 @@ class View:
         self.say(
             f"\n{played:,} environment steps played, {turns - played:,} saved by lessons · "
             f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
-            f"moved · {_duration(monotonic() - self._start)}"
+            f"moved · {duration(monotonic() - self._start)}"
         )
         self.say(time_line(tasks, store.table("train")))
 
@@ -222,7 +234,7 @@ def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
         hns = human_normalised(task, score) if whole_games else nan
         lines.append(
             f" {tasks['agent'][k]:>4}   {tasks['round'][k]:>4}   {task:<15.15} {source:<14} "
-            f"{_number(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
+            f"{digits(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
         )
     return lines
 
@@ -242,22 +254,6 @@ def time_line(tasks: dict[str, Any], train: dict[str, Any]) -> str:
 
 def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
-
-
-def _source(donor: int) -> str:
-    return f"agent {donor}" if donor >= 0 else "plays"
-
-
-def _number(value: float, digits: int) -> str:
-    return "–" if isnan(value) else f"{value:.{digits}f}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _width(tty: str | None) -> int:

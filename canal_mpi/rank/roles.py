@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from math import inf
@@ -40,24 +41,32 @@ def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
     world = World()
     run = Run(world, request)
+    return conduct(world, run.go, request.verbosity, run)
+
+
+def conduct(
+    world: World, program: Callable[[], None], verbosity: int = 0, run: "Run | None" = None
+) -> int:
+    """Run a program on this rank of the world; trouble is one line and an exit code."""
     signals.listen()
     try:
         world.open()
-        run.go()
+        program()
     except Stopped:
+        assert run is not None
         return run.stop()
     except Agreed as error:
         return _end_together(world, str(error), error.code)
     except KeyboardInterrupt:
-        return _interrupted(world, run.hint)
+        return _interrupted(world, run.hint if run else "")
     except CanalError as error:
-        return _fail(world, f"{_who(world)}: {error}{run.hint}", error.code)
+        return _fail(world, f"{_who(world)}: {error}{run.hint if run else ''}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
-        if request.verbosity > 0:
+        if verbosity > 0:
             traceback.print_exc()
         words = f"{_who(world)} failed: {type(error).__name__}: {error}"
-        return _fail(world, f"{words}{_log_hint()}{run.hint}", 70)
+        return _fail(world, f"{words}{_log_hint()}{run.hint if run else ''}", 70)
     return 0
 
 

@@ -13,7 +13,7 @@ from canal_mpi.types import Progress
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-BEAT = struct.Struct("<16s64siiqqqdddB")
+BEAT = struct.Struct("<16s64siiqqqdddiB")
 TAG = 21
 EVERY = 0.5  # seconds between two beats
 WARN = 30.0  # seconds of silence after which rank 0 says so
@@ -45,12 +45,13 @@ class Watch:
         """This rank's own progress."""
         return self.progress[self.rank]
 
-    def beat(self, progress: Progress) -> None:
+    def beat(self, progress: Progress, waits_for: int = -1) -> None:
         """Called at every step: answers letters, and twice a second tells how far it is."""
         self.serve()
         now = monotonic()
         if now < self._next:
             return
+        progress.waits_for = waits_for
         self._next = now + EVERY
         self.progress[self.rank] = progress
         self._decide(now)
@@ -86,7 +87,7 @@ class Watch:
 
     def attend(self, peer: int, phase: str) -> None:
         """Called while this rank waits for its environments: a stop comes after their answer."""
-        self.beat(self.mine)
+        self.beat(self.mine, peer)
         if not self.may_stop and (silence := self._too_silent(monotonic())):
             raise ProtocolError(f"{silence} while {self.names[self.rank]} waited in {phase}")
 
@@ -128,11 +129,12 @@ BYTES = "B"  # MPI's name for plain bytes
 
 def _pack(p: Progress, stop: bool) -> bytes:
     numbers = (p.round, p.source, p.step, p.steps, p.total_steps, p.mean_return, p.loss)
-    return BEAT.pack(p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share, stop)
+    return BEAT.pack(
+        p.phase.encode()[:16], p.task.encode()[:64], *numbers, p.wait_share, p.waits_for, stop
+    )
 
 
 def _unpack(data: bytearray) -> tuple[Progress, bool]:
-    phase, task, round_, source, step, steps, total, returns, loss, share, stop = BEAT.unpack(data)
+    phase, task, round_, *numbers, stop = BEAT.unpack(data)
     names = [raw.rstrip(b"\0").decode(errors="replace") for raw in (phase, task)]
-    numbers = (source, step, steps, total, returns, loss, share)
     return Progress(names[0], round_, names[1], *numbers), bool(stop)

@@ -95,6 +95,8 @@ class Store:
         self._fill_orders(file["agents"])
         self._fill_topology(file.create_group("topology"))
         self._fill_evaluation(file.create_group("evaluation"))
+        if status != "running":
+            self._fill_measures(file.create_group("measures"))
 
     def _fill_attributes(self, file: Any, status: str) -> None:
         info = self.info
@@ -128,14 +130,36 @@ class Store:
         orders = np.array([[t.encode() for t in order] for order in self.info.orders], dtype=TEXT)
         write_dataset(group, "order", orders, description="tasks of each agent [agent, round - 1]")
 
-    def _fill_topology(self, group: Any) -> None:
+    def _fill_measures(self, group: Any) -> None:
+        """What the evaluations come to, so that nobody has to compute it again."""
+        from canal_mpi.results.reading import of_tables
+        from canal_mpi.results.summary import Measured
+
+        tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
+        facts = {"job": self.info.job}
+        score = self._scores()
+        info = self.info
+        run = of_tables(self.path, facts, tables, info.orders, info.tasks, self._adjacency(), score)
+        measured = Measured(run)
+        group.attrs.update({"scale": measured.scale.name, "description": measured.scale.about})
+        for name, measure in measured.measures().items():
+            family, _, short = name.partition("/")
+            marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
+            write_dataset(group.require_group(family), short, measure.value, **marks)
+
+    def _adjacency(self) -> Array:
         adjacency = np.zeros((self.info.agents, self.info.agents), dtype=np.uint8)
         for sender, receiver in self.info.edges:
             adjacency[sender, receiver] = 1
+        return adjacency
+
+    def _fill_topology(self, group: Any) -> None:
+        adjacency = self._adjacency()
         about = "1 where agent [row] sends to agent [column]"
         write_dataset(group, "adjacency", adjacency, description=about)
 
-    def _fill_evaluation(self, group: Any) -> None:
+    def _scores(self) -> Array:
+        """[agent, after_round, task, episode]: the return of every evaluation episode."""
         rows, tasks = self.table("evaluation"), list(self.info.tasks)
         rounds = max(len(order) for order in self.info.orders)
         episodes = int(rows["episode"].max()) + 1 if len(rows["episode"]) else 0
@@ -144,6 +168,10 @@ class Store:
         where = [place[task] for task in rows["task"].tolist()]
         agent = rows["agent"] - self.info.first_agent
         score[agent, rows["after_round"], where, rows["episode"]] = rows["score"]
+        return score
+
+    def _fill_evaluation(self, group: Any) -> None:
+        score, tasks = self._scores(), self.info.tasks
         about = "return of each evaluation episode; NaN where there was none"
         dims = ["agent", "after_round", "task", "episode"]
         write_dataset(group, "score", score, description=about, unit="game points", dims=dims)

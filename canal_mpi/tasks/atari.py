@@ -115,6 +115,11 @@ class AtariGame:
         if self._screen:
             self._screen.restore(state)
 
+    def picture(self) -> Array:
+        """The screen in colour, as people see it."""
+        screen: Array = self.ale.getScreenRGB()
+        return screen
+
     def close(self) -> None:
         """Nothing to give back."""
 

@@ -1,0 +1,1 @@
+"""The report of runs: one HTML page that needs nothing else."""
