@@ -32,7 +32,8 @@ def pack(donor: int, round_: int, task: str, rows: Columns, network: Columns) ->
         "task": np.array([task.encode()], dtype="S64"),
     }
     brain = {f"network/{name}": column for name, column in network.items()}
-    return encode(about | {name: rows[name] for name in ROWS} | brain, pack=True)
+    columns = {name: rows[name] for name in reversed(ROWS)}  # actions first: states depend on them
+    return encode(about | columns | brain, pack=True)
 
 
 def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:
