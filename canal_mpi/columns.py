@@ -1,8 +1,7 @@
 """Named typed arrays as bytes and back: the one format that crosses processes.
 
 Little-endian, versioned, with length and SHA-256; nothing is used or allocated before it is
-checked. Columns may be packed: byte k of all rows together, then zstd (rows of play shrink to a
-tenth).
+checked. Columns may be packed: byte k of all rows together, then zstd; rows of bytes by `lanes`.
 """
 
 import re
@@ -13,23 +12,27 @@ from math import prod
 import numpy as np
 import zstandard
 
+from canal_mpi import lanes
 from canal_mpi.errors import DamagedData
 from canal_mpi.types import Array, Columns
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 MAGIC = b"CANALCOL"
 HEADER = struct.Struct("<8sHHQ32s")  # magic, version, columns, body bytes, SHA-256 of the body
 DTYPE = re.compile(r"(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})")
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
-RAW, ZSTD = 0, 1
+RAW, ZSTD, LANES = 0, 1, 2
 MOST_DIMENSIONS = 8
+CAUSE = "action"  # rows of bytes that come after it may be grouped by it
 
 
 def encode(columns: Columns, pack: bool = False) -> bytes:
-    """The columns as one self-describing message."""
+    """The columns as one self-describing message; pack them where the wire is slow."""
     heads, datas = [], []
+    before: Columns = {}
     for name, array in columns.items():
-        head, data = _encode_column(name, array, pack)
+        head, data = _encode_column(name, array, pack, before)
+        before[name] = array
         heads.append(head)
         datas.append(data)
     body = b"".join(heads + datas)
@@ -47,7 +50,8 @@ def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
     for head in heads:
         if head.name in columns:
             raise DamagedData(f"column '{head.name}' occurs twice")
-        columns[head.name] = _decode_column(head, body[start : start + head.stored])
+        data = body[start : start + head.stored]
+        columns[head.name] = _decode_column(head, data, columns)
         start += head.stored
     if start != len(body):
         raise DamagedData(f"message has {len(body) - start} bytes after its last column")
@@ -73,13 +77,23 @@ class _Head:
         self.raw = prod(shape) * self.dtype.itemsize
 
 
-def _encode_column(name: str, array: Array, pack: bool) -> tuple[bytes, bytes]:
+def _cause(columns: Columns, rows: int) -> Array:
+    """The actions of so many rows, if they are among the columns so far; else a constant."""
+    found = columns.get(CAUSE)
+    fits = found is not None and found.dtype == np.uint8 and found.shape == (rows,)
+    return found if fits and found is not None else np.zeros(rows, dtype=np.uint8)
+
+
+def _encode_column(name: str, array: Array, pack: bool, before: Columns) -> tuple[bytes, bytes]:
     array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     dtype = array.dtype.str
     if not _proper(name, dtype, array.ndim):
         raise ValueError(f"column '{name}' of type {dtype} has no wire form")
     codec, data = RAW, array.tobytes()
-    if pack and array.ndim and array.nbytes:
+    if pack and array.dtype == np.uint8 and array.ndim > 1 and array.nbytes:
+        packed = lanes.pack(array.reshape(len(array), -1), _cause(before, len(array)))
+        codec, data = (LANES, packed) if len(packed) < array.nbytes else (RAW, data)
+    elif pack and array.ndim and array.nbytes:
         by_place = array.reshape(-1).view(np.uint8).reshape(len(array), -1).T
         packed = zstandard.ZstdCompressor(level=1).compress(by_place.tobytes())
         codec, data = (ZSTD, packed) if len(packed) < array.nbytes else (RAW, data)
@@ -140,11 +154,14 @@ def _head(body: memoryview, at: int) -> tuple[_Head, int]:
     return _Head(name, dtype, shape, codec, stored), at
 
 
-def _decode_column(head: _Head, data: memoryview) -> Array:
+def _decode_column(head: _Head, data: memoryview, before: Columns) -> Array:
     if len(data) != head.stored:
         raise DamagedData(f"column '{head.name}' ends after {len(data)} of {head.stored} bytes")
     if head.codec == ZSTD and head.raw and head.shape:
         return _unpack(head, data)
+    if head.codec == LANES and head.raw and len(head.shape) > 1 and head.dtype == np.uint8:
+        size = (head.shape[0], head.raw // head.shape[0])
+        return lanes.unpack(data, size, _cause(before, size[0])).reshape(head.shape)
     if head.codec != RAW or head.stored != head.raw:
         raise DamagedData(f"column '{head.name}' has {head.stored} bytes for {head.raw}")
     return np.frombuffer(data, dtype=head.dtype).reshape(head.shape).copy()

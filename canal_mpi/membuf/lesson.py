@@ -34,7 +34,8 @@ def pack(
         "task": np.array([task.encode()], dtype="S64"),
     }
     brain = {f"network/{name}": column for name, column in network.items()}
-    return encode(about | {name: rows[name] for name in ROWS} | brain, pack=packs)
+    columns = {name: rows[name] for name in reversed(ROWS)}  # actions first: states depend on them
+    return encode(about | columns | brain, pack=packs)
 
 
 def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:
