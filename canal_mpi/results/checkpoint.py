@@ -71,7 +71,7 @@ class Checkpoints:
         self.round = 0
         self.save = max((mark.save for mark in marks(self.folder)), default=0)
         self._turns, self._last, self._cost = 0, monotonic(), 0.0
-        self.failed = False
+        self.failed, self.seconds = False, 0.0
 
     def start(self, round_: int, state: State) -> None:
         """A round begins: without this one nobody could go back to it, so it must succeed."""
@@ -125,7 +125,8 @@ class Checkpoints:
         self.save = mark.save
         self._prune()
         self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
-        logger.info("checkpoint %s in %.2f s", mark.file, self._cost)
+        self.seconds += self._cost
+        logger.info("checkpoint %s in %.3f s, %.3f s in all", mark.file, self._cost, self.seconds)
 
     def _prune(self) -> None:
         """Keep the newest two and the newest one of the round before."""
