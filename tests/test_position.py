@@ -40,7 +40,7 @@ class Cuts:
         self.kept: list[Columns] = []
         self.empty = 0
 
-    def start(self, round_: int, state: State) -> None:
+    def start(self, state: State) -> None:
         self._keep(state)
 
     def turn(self, steps: int, state: State | None) -> None:
