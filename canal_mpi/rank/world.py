@@ -32,6 +32,7 @@ T = TypeVar("T")
 WORDS, ROWS, END, STOP = 31, 32, 33, 35  # tags
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
+INIT_TIMEOUT = 120  # seconds
 
 
 class Agreed(CanalError):
@@ -203,7 +204,10 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
     library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
     foreign = "Open MPI" in launcher.name and "Open MPI" not in library
     if not foreign:  # a foreign library may abort the process when it is initialised
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(INIT_TIMEOUT)  # MPI itself would wait for a silent rank for ever
         MPI.Init_thread()
+        signal.alarm(0)
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise Agreed(
             f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "
