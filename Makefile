@@ -5,7 +5,10 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(ROOT_OK)
 NP ?= 5
 JOB ?= quick
 
-.PHONY: train test test-all check clean setup
+SEED ?= 1
+COUNT ?= 200
+
+.PHONY: train test test-all check chaos clean setup
 
 train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
@@ -21,6 +24,9 @@ check: .venv/ready  ## lint and types
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
+
+chaos: .venv/ready  ## break a short job COUNT times, resume it, compare every bit
+	$(RUN) python tools/chaos --seed $(SEED) --count $(COUNT)
 
 setup: .venv/ready .venv-mpich/ready
 

@@ -80,7 +80,7 @@ class Agent:
         self.sharing.begin(task, round_)
         lessons, before = self.take_lessons()
         attempt = self.with_lessons(lessons, before) if lessons else self.alone()
-        self.saver.start(round_, lambda: position.state_of(self))
+        self.saver.start(lambda: position.state_of(self))
         return attempt
 
     def learn(self, attempt: Attempt) -> float:

@@ -89,7 +89,7 @@ def _lesson(state: Columns) -> Lesson:
 class NoCheckpoints:
     """For an agent whose steps nobody keeps."""
 
-    def start(self, round_: int, state: Callable[[], Columns]) -> None:
+    def start(self, state: Callable[[], Columns]) -> None:
         """Nothing is kept."""
 
     def turn(self, steps: int, state: Callable[[], Columns] | None) -> None:

@@ -331,3 +331,27 @@ def test_an_empty_buffer_can_be_saved_and_restored() -> None:
     buffer = Buffer(SPACES, 10)
     buffer.restore(Buffer(SPACES, 10).state())
     assert len(buffer) == 0
+
+
+def test_what_closes_play_keeps_nothing_of_an_older_task() -> None:
+    """Two runs must export the same bits, one of which began with an empty buffer."""
+    used, fresh = Buffer(SPACES, 20), Buffer(SPACES, 20)
+    Player(used, seed=1).play(15, (0.1, 0.2, 0.1))
+    used.clear()
+    for buffer in (used, fresh):
+        Player(buffer, seed=2).play(7, (0.1, 0.3, 0.1))
+    one, two = used.export_all(), fresh.export_all()
+    assert all(one[name].tobytes() == two[name].tobytes() for name in one)
+
+
+def test_play_that_breaks_off_keeps_what_was_seen_last() -> None:
+    buffer = Buffer(SPACES, 20)
+    player = Player(buffer)
+    player.play(3, (0, 0, 0))
+    buffer.break_off(np.stack([observation(99)]))
+    rows = buffer.export_all()
+    assert [number_of(state) for state in rows["state"]] == [1, 2, 3, 4]
+    player.step(0)
+    rows = buffer.export_all()
+    assert [number_of(state) for state in rows["state"]][4] == 99
+    assert rows["flags"].tolist() == [0, 0, 0, LAST, 0, LAST]

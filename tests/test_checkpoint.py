@@ -1,5 +1,6 @@
 """Checkpoints: when they are written, which are kept, and what happens when one can't be."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ def saver(folder: Path, every: int = 10, seconds: float = 0.0, **options: Any) -
     return Checkpoints(folder, ABOUT, CheckpointConfig(every, seconds), **options)
 
 
-def state(number: int = 1) -> Columns:
-    return {"number": np.array([number])}
+def state(round_: int = 1, number: int = 1) -> Columns:
+    return {"round": np.array([round_]), "number": np.array([number])}
 
 
 def kept(folder: Path) -> list[tuple[int, int]]:
@@ -32,7 +33,7 @@ def test_a_checkpoint_is_written_when_a_round_starts_and_every_so_many_turns(
     tmp_path: Path,
 ) -> None:
     keeper = saver(tmp_path)
-    keeper.start(1, state)
+    keeper.start(state)
     assert kept(tmp_path) == [(1, 1)]
     for _ in range(19):
         keeper.turn(1, state)
@@ -43,12 +44,12 @@ def test_a_checkpoint_is_written_when_a_round_starts_and_every_so_many_turns(
 
 def test_the_newest_two_stay_and_the_newest_of_the_round_before(tmp_path: Path) -> None:
     keeper = saver(tmp_path)
-    for round_ in (1, 2, 3):
-        keeper.start(round_, state)
+    for now in (partial(state, 1), partial(state, 2), partial(state, 3)):
+        keeper.start(now)
         for _ in range(30):
-            keeper.turn(1, state)
+            keeper.turn(1, now)
     assert kept(tmp_path) == [(2, 8), (3, 11), (3, 12)]
-    keeper.start(4, state)
+    keeper.start(partial(state, 4))
     assert kept(tmp_path) == [(3, 12), (4, 13)]
 
 
@@ -63,7 +64,7 @@ def test_time_alone_is_enough_but_never_more_often_than_they_are_dear(
         now[0] += 1.0
         return state()
 
-    keeper.start(1, slow)
+    keeper.start(slow)
     now[0] += 39
     keeper.turn(1, slow)
     assert len(kept(tmp_path)) == 1, "a checkpoint takes a second: one in forty at most"
@@ -74,9 +75,8 @@ def test_time_alone_is_enough_but_never_more_often_than_they_are_dear(
 
 def test_a_stop_saves_first(tmp_path: Path) -> None:
     keeper = saver(tmp_path, every=0, stopping=lambda: True)
-    keeper.round = 1
     with pytest.raises(Stopped):
-        keeper.turn(1, lambda: state(7))
+        keeper.turn(1, lambda: state(1, 7))
     assert read_arrays(folder_of(tmp_path, 3) / Mark(1, 1).file)["number"][0] == 7
     with pytest.raises(Stopped):
         keeper.turn(1, None)
@@ -87,7 +87,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = saver(tmp_path, every=1)
-    keeper.start(1, state)
+    keeper.start(state)
 
     def full(path: Path, data: bytes) -> None:
         raise StorageError(f"can't write {path} ({len(data)} bytes): No space left on device;")
@@ -100,15 +100,15 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
         assert told.count("canal-mpi: warning: agent 3: can't write") == 1
         assert "No space left" in told
         with pytest.raises(StorageError):
-            keeper.start(2, state)  # nobody could go back to round 2
+            keeper.start(partial(state, 2))  # nobody could go back to round 2
     assert kept(tmp_path) == [(1, 1)]
-    keeper.start(2, state)
+    keeper.start(partial(state, 2))
     assert kept(tmp_path) == [(1, 1), (2, 2)]
 
 
 def test_a_survey_finds_whole_checkpoints_and_names_damaged_ones(tmp_path: Path) -> None:
     keeper = saver(tmp_path, every=1)
-    keeper.start(1, state)
+    keeper.start(state)
     keeper.turn(1, state)
     folder = folder_of(tmp_path, 3)
     (folder / "learner.h5").write_bytes(b"no checkpoint")
@@ -122,7 +122,7 @@ def test_a_survey_finds_whole_checkpoints_and_names_damaged_ones(tmp_path: Path)
 
 
 def test_a_checkpoint_under_another_name_is_not_believed(tmp_path: Path) -> None:
-    saver(tmp_path).start(1, state)
+    saver(tmp_path).start(state)
     folder = folder_of(tmp_path, 3)
     (folder / Mark(1, 1).file).rename(folder / Mark(2, 1).file)
     found, damaged = survey(tmp_path)
@@ -131,8 +131,8 @@ def test_a_checkpoint_under_another_name_is_not_believed(tmp_path: Path) -> None
 
 def test_tidying_removes_what_lies_beyond_and_what_is_half_written(tmp_path: Path) -> None:
     keeper = saver(tmp_path, every=1)
-    keeper.start(1, state)
-    keeper.start(2, state)
+    keeper.start(state)
+    keeper.start(partial(state, 2))
     half = folder_of(tmp_path, 3) / ".round-0002-save-000003.h5.new"
     half.write_bytes(b"half")
     tidy(tmp_path, {3: Mark(1, 1)})

@@ -24,6 +24,7 @@ from small import (
 from canal_mpi import position
 from canal_mpi.agent import Agent
 from canal_mpi.errors import DamagedData
+from canal_mpi.games import TEN_GAMES
 from canal_mpi.job import Job
 from canal_mpi.results.hdf5 import read_arrays, write_arrays
 from canal_mpi.schema import TABLES
@@ -40,7 +41,7 @@ class Cuts:
         self.kept: list[Columns] = []
         self.empty = 0
 
-    def start(self, round_: int, state: State) -> None:
+    def start(self, state: State) -> None:
         self._keep(state)
 
     def turn(self, steps: int, state: State | None) -> None:
@@ -242,3 +243,58 @@ def test_an_episode_that_cannot_be_repeated_starts_anew_and_the_log_says_so(
     assert "not the same bits from here on" in caplog.text
     assert other.replay.own.spaces == WALK
     assert other.record.env_steps == 40
+
+
+class Enough(Exception):
+    """The agent has come far enough."""
+
+
+class At:
+    """A saver that keeps the agent's state after certain turns, and ends after the last."""
+
+    def __init__(self, turns: set[int]) -> None:
+        self.turns, self.count = turns, 0
+        self.kept: dict[int, Columns] = {}
+
+    def start(self, state: State) -> None: ...
+
+    def turn(self, steps: int, state: State | None) -> None:
+        self.count += 1
+        if self.count in self.turns and state is not None:
+            self.kept[self.count] = {name: c.copy() for name, c in state().items()}
+        if self.count == max(self.turns):
+            raise Enough
+
+    def end(self, state: State | None) -> None: ...
+
+
+@pytest.mark.atari
+@pytest.mark.slow
+@pytest.mark.parametrize("game", TEN_GAMES)
+def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
+    job = atari_job(
+        tasks=[game],
+        train__frames=400,
+        task__sticky=0.25,
+        task__random_action=0.1,
+        evaluation__episodes=0,
+        learn__batch=4,
+    )
+    cuts = [int(c) for c in np.random.default_rng(len(game)).choice(300, 20, replace=False) + 1]
+    further = 12
+
+    def play(saver: At, state: Columns | None) -> dict[int, Columns]:
+        agent = small_agent(job, (game,), sink=Sink())
+        agent.saver = saver
+        if state is not None:
+            position.restore(agent, state)
+        with pytest.raises(Enough):
+            agent.run()
+        return saver.kept
+
+    whole = play(At({*cuts, *(cut + further for cut in cuts)}), None)
+    for cut in cuts:
+        again = play(At({further}), whole[cut])[further]
+        volatile = {"record/times", "record/progress/wait_share", "sink/rows"}
+        expected = whole[cut + further]
+        assert set(differing(expected, again)) <= volatile, cut

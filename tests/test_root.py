@@ -9,7 +9,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from launch import ROOT, SMOKE, VENVS, columns, differences, mpirun, run
+from launch import ROOT, SMOKE, VENVS, Result, columns, differences, mpirun, run
 
 pytestmark = pytest.mark.root
 
@@ -132,11 +132,44 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts: Path) -> None:
-    program = str(VENVS[mpi] / "bin" / "canal-mpi")
     one = hosts / "one"
     result = mpirun(3, "train", *SMOKE, "--out", str(one), mpi=mpi)
     assert result.code == 0, result.err
-    names, agent = ["alpha", "beta", "gamma"], str(hosts / "agent")
+    shared = hosts / "shared"
+    result = spread(hosts, mpi, ["alpha", "beta", "gamma"], *SMOKE, "--out", str(shared / "run"))
+    assert result.code == 0, result.err + result.out
+    assert "3 agents on 3 hosts" in result.out
+    spread_run = hosts / "disk-alpha" / "run"
+    assert differences(columns(one / "run.h5"), columns(spread_run / "run.h5")) == []
+    assert (hosts / "disk-beta" / "run" / "logs" / "agent-1.log").exists()
+    assert not (hosts / "disk-beta" / "run" / "run.h5").exists()
+    weights = [
+        columns(folder / "checkpoints/agent-2/learner.h5")
+        for folder in (one, hosts / "disk-gamma" / "run")
+    ]
+    assert differences(*weights) == []
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> None:
+    job = (*SMOKE, "--frames", "3000", "--set", "learn.algorithm=plugins:Linear")
+    one, run_ = hosts / "one", str(hosts / "shared" / "run")
+    result = mpirun(3, "train", *job, "--out", str(one), mpi=mpi, timeout=300)
+    assert result.code == 0, result.err
+    names = ["alpha", "beta", "gamma"]
+    result = spread(hosts, mpi, names, *job, "--max-time", "5s", "--out", run_)
+    assert result.code == 75, result.err + result.out
+    assert not (hosts / "disk-gamma/run/checkpoints/agent-0").exists()
+    result = spread(hosts, mpi, ["gamma", "alpha", "beta"], "--resume", run_)
+    assert result.code == 0, result.err + result.out
+    moved = hosts / "disk-gamma" / "run"
+    assert differences(columns(one / "run.h5"), columns(moved / "run.h5")) == []
+    assert (moved / "checkpoints/agent-0").exists()
+
+
+def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
+    """`canal-mpi train …` with one rank on each of the named hosts, in that order."""
+    program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
     file = hosts / "hostfile"
     if mpi == "openmpi":
         file.write_text("".join(f"{name} slots=1\n" for name in names))
@@ -148,19 +181,7 @@ def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts:
         launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
         launcher += ["-localhost", "10.77.0.254", "-np", "3"]
         settings = ""
-    shared = hosts / "shared"
-    shared.mkdir()
-    command = [*launcher, program, "train", *SMOKE, "--out", str(shared / "run")]
+    (hosts / "shared").mkdir(exist_ok=True)
+    command = [*launcher, program, "train", *arguments]
     see = f"mount --bind {hosts}/hosts /etc/hosts; exec env {settings} {' '.join(command)}"
-    result = run(["unshare", "--mount", "sh", "-c", see], mpi)
-    assert result.code == 0, result.err + result.out
-    assert "3 agents on 3 hosts" in result.out
-    spread = hosts / "disk-alpha" / "run"
-    assert differences(columns(one / "run.h5"), columns(spread / "run.h5")) == []
-    assert (hosts / "disk-beta" / "run" / "logs" / "agent-1.log").exists()
-    assert not (hosts / "disk-beta" / "run" / "run.h5").exists()
-    weights = [
-        columns(folder / "checkpoints/agent-2/learner.h5")
-        for folder in (one, hosts / "disk-gamma" / "run")
-    ]
-    assert differences(*weights) == []
+    return run(["unshare", "--mount", "sh", "-c", see], mpi, timeout=300)

@@ -49,7 +49,7 @@ def run(task: str, obs: str, size: Size) -> int:
         print(f"{task} ({obs}), {size.repeats} × {size.steps} steps, {pinned}", flush=True)
     for games in GAMES:
         _measure(world, replace(job, train=replace(job.train, envs=games)), size)
-    world.leave()
+    world.finish()
     return 0
 
 

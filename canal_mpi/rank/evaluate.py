@@ -82,7 +82,7 @@ class Evaluation:
         messages = world.gather(encode(rows), ROWS, ROWS_LIMIT)
         if world.rank == 0:
             self._write([decode(message, ROWS_LIMIT) for message in messages])
-        world.leave()
+        world.finish()
 
     def _plan(self) -> bytes:
         """What rank 0 works out from the files of the run."""

@@ -1,25 +1,21 @@
 """`canal-mpi train` on every rank: agree on the job, find the role, live it, leave together."""
 
 import json
-import logging
 import os
 import shlex
-import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from math import inf
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
-from canal_mpi.errors import CanalError, ProtocolError, Stopped, StorageError, UsageError
+from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
-from canal_mpi.rank.launcher import STARTED
+from canal_mpi.rank.ending import Stopping, complain, end_together, fail, interrupted, log_hint, who
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
@@ -32,9 +28,7 @@ from canal_mpi.topology.offers import pack_offers, unpack_offers
 from canal_mpi.topology.reach import warnings
 from canal_mpi.types import EnvMaker, Link, Spaces
 
-INTERRUPTED = 130
 HEADS = 1 << 16  # what a message takes beside its arrays
-GRACE = 15.0  # seconds in which the others save, once a rank has been silent for too long
 
 
 def train(request: Request) -> int:
@@ -54,69 +48,21 @@ def conduct(
         program()
     except Stopped:
         assert run is not None
-        return run.stop()
+        return run.stopping.leave()
     except Agreed as error:
-        return _end_together(world, str(error), error.code)
+        return end_together(world, str(error), error.code)
     except KeyboardInterrupt:
-        return _interrupted(world, run.hint if run else "")
+        return interrupted(world, run.stopping.hint if run else "")
     except CanalError as error:
-        return _fail(world, f"{_who(world)}: {error}{run.hint if run else ''}", error.code)
+        hint = run.stopping.hint if run else ""
+        return fail(world, f"{who(world)}: {error}{hint}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
         if verbosity > 0:
             traceback.print_exc()
-        words = f"{_who(world)} failed: {type(error).__name__}: {error}"
-        return _fail(world, f"{words}{_log_hint()}{run.hint if run else ''}", 70)
+        words = f"{who(world)} failed: {type(error).__name__}: {error}"
+        return fail(world, f"{words}{log_hint()}{run.stopping.hint if run else ''}", 70)
     return 0
-
-
-def _who(world: World) -> str:
-    p = world.watch.mine
-    where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
-    who = "env server" if world.serves else f"agent {world.agent}"
-    return f"{who} ({world.place}){where}"
-
-
-def _complain(message: str, code: int) -> int:
-    if message:
-        print(f"canal-mpi: {message}", file=sys.stderr, flush=True)
-    return code
-
-
-def _end_together(world: World, message: str, code: int) -> int:
-    """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""
-    signals.ignore()
-    if world.rank == 0:
-        _complain(message, code)
-    else:
-        sleep(0.5)
-    world.hush()
-    return code
-
-
-def _interrupted(world: World, hint: str) -> int:
-    """Stopped at once: rank 0 says so, unless the job is being taken down for another reason."""
-    signals.ignore()
-    if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
-        _complain(f"interrupted; what was saved is safe.{hint}", INTERRUPTED)
-    world.abort(INTERRUPTED)
-    return INTERRUPTED
-
-
-def _log_hint() -> str:
-    """Where the traceback is, once there is a log."""
-    files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
-    return f"; the traceback is in {files[0]}." if files else "; -v shows the traceback."
-
-
-def _fail(world: World, message: str, code: int) -> int:
-    """One rank's trouble ends them all."""
-    signals.ignore()
-    logger.error("%s", message)
-    if world.witness is None or world.witness.may_speak():
-        _complain(message, code)
-    world.abort(code)
-    return code
 
 
 class Run:
@@ -125,7 +71,7 @@ class Run:
     def __init__(self, world: World, request: Request) -> None:
         self.world, self.request = world, request
         self._told = -1  # the round that the witness knows of
-        self.hint = ""  # how to go on, once there is something to go on with
+        self.stopping = Stopping(world)
 
     def go(self) -> None:
         """Everything a user can get wrong is found before the first environment is made."""
@@ -150,7 +96,7 @@ class Run:
         world.meet()  # who is done answers letters until all are
         if not world.serves:
             self.sink.close()
-        world.leave()
+        world.finish()
         if world.rank == 0:
             self._close_results()
 
@@ -167,10 +113,10 @@ class Run:
             self.sink.rejoin()
         else:
             self.sink.flush(0)
-        self._may_be_stopped(True)
+        self.stopping.allow(self._resume_command(), self.request.max_time)
         agent.run()
         if world.rank == 0:
-            self._may_be_stopped(False)
+            self.stopping.forbid()
         if world.agents < world.size:
             agent.envs.close()
 
@@ -198,7 +144,7 @@ class Run:
             return False
         if self.world.rank == 0:
             print(f"{self.plan.folder} is finished; more rounds or tasks would go on with it.")
-        self.world.leave()
+        self.world.finish()
         return True
 
     def _take_up(self, agent: Any) -> None:
@@ -210,57 +156,17 @@ class Run:
         position.restore(agent, state)
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
-    def _may_be_stopped(self, may: bool) -> None:
-        self.world.watch.may_stop = signals.may_wait = may
-        if may:
-            words = shlex.quote(_short_path(self.plan.folder))
-            start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
-            self.command = f"{start}canal-mpi train --resume {words}{self._server_options()}"
-            self.hint = f" To go on: {self.command}"
-            signals.on_hurry = self._hurry
-            limit = self.request.max_time
-            self.world.watch.end_by = inf if limit is None else STARTED + limit
+    def _resume_command(self) -> str:
+        start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
+        words = shlex.quote(_short_path(self.plan.folder))
+        return f"{start}canal-mpi train --resume {words}{self._server_options()}"
 
-    def _hurry(self, name: str) -> None:
-        """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
-        world = self.world
-        if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
-            _complain(f"{name}: saving; again to stop at once.{self.hint}", 0)
-        world.leave()
-
-    def stop(self) -> int:
-        """Everybody has saved: say how to go on, and leave together."""
-        world, watch = self.world, self.world.watch
-        watch.may_stop = False
-        signals.ignore()
-        watch.mine.phase = "stopped"
-        if watch.silence:
-            return self._end_in_silence()
-        world.everybody_stopped()
-        if world.rank == 0:
-            self._mark_stopped("stopped")
-            _complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", Stopped.code)
-        world.stop(Stopped.code)
-        return Stopped.code
-
-    def _end_in_silence(self) -> int:
-        """A rank is silent for too long: the others save what they have, then the job ends."""
-        watch, deadline = self.world.watch, monotonic() + GRACE
-        while watch.others_work() and monotonic() < deadline:
-            watch.beat(watch.mine)
-            sleep(0.05)
-        if self.world.rank == 0:
-            self._mark_stopped("failed")
-        return _fail(
-            self.world, f"{watch.silence}. The others saved.{self.hint}", ProtocolError.code
-        )
-
-    def _mark_stopped(self, status: str) -> None:
-        """Let the files say that the run is not over."""
+    def _mark(self, status: str, why: str) -> None:
+        """Let the files say that the run is not over, and why."""
         try:
             self.store.write(status)
             self.view.write_status(status)
-            self.view.event(status, why=self.world.watch.wish or self.world.watch.silence)
+            self.view.event(status, why=why)
         except (StorageError, OSError) as error:
             logger.warning("%s", error)
 
@@ -270,7 +176,7 @@ class Run:
         if self.choice:
             resume.clean_up(self.world, folder, self.choice)
             for words in self.choice.damaged if self.world.rank == 0 else ():
-                _complain(f"warning: {words} An older checkpoint is used.", 0)
+                complain(f"warning: {words} An older checkpoint is used.", 0)
         elif self.world.rank == 0:
             self.directory = RunDirectory(folder)
             rows = min(job.train.frames, job.share.rows)
@@ -311,6 +217,7 @@ class Run:
             resumes=_resumes(plan.folder) + 1 if self.choice else 0,
         )
         self.store = Store(plan.folder / "run.h5", info)
+        self.stopping.mark = self._mark
         self.view = View(
             world.watch,
             plan.folder,
@@ -374,7 +281,7 @@ class Run:
         if self.world.witness:
             self.world.witness.tell(
                 f"the env server ({self.world.place}) was killed or left without a word; without "
-                f"it no agent can play. What was saved is safe in {self.plan.folder}.{self.hint}"
+                f"it no agent can play. What was saved is safe in {self.plan.folder}."
             )
         return server(self.world, self.plan.job, self._log_file())
 
@@ -434,7 +341,7 @@ class Run:
             self.world.witness.tell(
                 f"agent {self.number} ({self.world.place}) was killed or left "
                 f"without a word in round {progress.round}. What was saved is safe in "
-                f"{self.plan.folder}.{self.hint}"
+                f"{self.plan.folder}.{self.stopping.hint}"
             )
         self.world.watch.beat(progress)
         if self.world.watch.stopping and self.world.watch.may_stop and progress.phase != "training":

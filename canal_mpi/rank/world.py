@@ -7,9 +7,11 @@ a world of one rank sends nothing and needs no MPI library.
 import json
 import os
 import platform
+import signal
 import socket
 from collections.abc import Callable, Sequence
 from hashlib import sha256
+from math import ceil
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +32,7 @@ T = TypeVar("T")
 WORDS, ROWS, END, STOP, HISTORY = 31, 32, 33, 35, 36  # tags
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
+INIT_TIMEOUT = 120  # seconds
 
 
 class Agreed(CanalError):
@@ -199,9 +202,16 @@ class World:
                 self.mail.collect(0, END, 0, "the end")
             self.mail.settle("the end")
 
-    def leave(self) -> None:
-        """Leave together: nobody closes MPI while another talks; then silence means nothing."""
+    def finish(self) -> None:
+        """Leave together: nobody closes MPI while another still talks."""
         self.meet()
+        if self.mail is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI's own farewell knows no deadline
+            signal.alarm(ceil(self.watch.timeout) + 10)
+        self.leave()
+
+    def leave(self) -> None:
+        """From here on this rank's silence means nothing."""
         if self.witness:
             self.witness.dismiss()
 
@@ -235,7 +245,10 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
     library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
     foreign = "Open MPI" in launcher.name and "Open MPI" not in library
     if not foreign:  # a foreign library may abort the process when it is initialised
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(INIT_TIMEOUT)  # MPI itself would wait for a silent rank for ever
         MPI.Init_thread()
+        signal.alarm(0)
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise Agreed(
             f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "

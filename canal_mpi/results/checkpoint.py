@@ -68,14 +68,12 @@ class Checkpoints:
     ) -> None:
         self.folder, self.about = folder_of(run, about["agent"]), about
         self.settings, self.stopping, self.hurry = settings, stopping, hurry
-        self.round = 0
         self.save = max((mark.save for mark in marks(self.folder)), default=0)
         self._turns, self._last, self._cost = 0, monotonic(), 0.0
-        self.failed = False
+        self.failed, self.seconds = False, 0.0
 
-    def start(self, round_: int, state: State) -> None:
+    def start(self, state: State) -> None:
         """A round begins: without this one nobody could go back to it, so it must succeed."""
-        self.round = round_
         self._write(state)
         if self.stopping():
             raise Stopped("stopped")
@@ -119,18 +117,20 @@ class Checkpoints:
 
     def _write(self, state: State) -> None:
         start = monotonic()
-        mark = Mark(self.round, self.save + 1)
-        about = self.about | {"kind": "checkpoint", "version": VERSION, "round": self.round}
-        write_whole(self.folder / mark.file, array_image(state(), about, pack=False))
+        columns = state()
+        mark = Mark(int(columns["round"][0]), self.save + 1)
+        about = self.about | {"kind": "checkpoint", "version": VERSION, "round": mark.round}
+        write_whole(self.folder / mark.file, array_image(columns, about, pack=False))
         self.save = mark.save
-        self._prune()
+        self._prune(mark)
         self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
-        logger.info("checkpoint %s in %.2f s", mark.file, self._cost)
+        self.seconds += self._cost
+        logger.info("checkpoint %s in %.3f s, %.3f s in all", mark.file, self._cost, self.seconds)
 
-    def _prune(self) -> None:
+    def _prune(self, newest: Mark) -> None:
         """Keep the newest two and the newest one of the round before."""
         found = marks(self.folder)
-        before = [mark for mark in found if mark.round < self.round]
+        before = [mark for mark in found if mark.round < newest.round]
         for mark in set(found) - {*found[-2:], *before[-1:]}:
             (self.folder / mark.file).unlink(missing_ok=True)
 
