@@ -9,7 +9,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from launch import ROOT, SMOKE, VENVS, columns, differences, mpirun, run
+from launch import ROOT, SMOKE, VENVS, Result, columns, differences, mpirun, run
 
 pytestmark = pytest.mark.root
 
@@ -130,29 +130,48 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["ip", "link", "del", f"{tag}br"], capture_output=True)
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
-def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts: Path) -> None:
-    program = str(VENVS[mpi] / "bin" / "canal-mpi")
-    one = hosts / "one"
-    result = mpirun(3, "train", *SMOKE, "--out", str(one), mpi=mpi)
-    assert result.code == 0, result.err
-    names, agent = ["alpha", "beta", "gamma"], str(hosts / "agent")
-    file = hosts / "hostfile"
+def spread_over_hosts(mpi: str, hosts: Path, slots: list[int], *arguments: str) -> Result:
+    """`mpirun canal-mpi …` with so many ranks on alpha, beta and gamma."""
+    program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
+    places = list(zip(["alpha", "beta", "gamma"], slots, strict=True))
+    file, ranks = hosts / "hostfile", str(sum(slots))
     if mpi == "openmpi":
-        file.write_text("".join(f"{name} slots=1\n" for name in names))
-        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", "3"]
+        file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
+        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
         settings = f"PRTE_MCA_plm_ssh_agent={agent} PRTE_MCA_prte_if_include=10.77.0.0/24"
         settings += " OMPI_MCA_btl_tcp_if_include=10.77.0.0/24"
     else:
-        file.write_text("".join(f"{name}:1\n" for name in names))
+        file.write_text("".join(f"{name}:{number}\n" for name, number in places))
         launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
-        launcher += ["-localhost", "10.77.0.254", "-np", "3"]
+        launcher += ["-localhost", "10.77.0.254", "-np", ranks]
         settings = ""
-    shared = hosts / "shared"
-    shared.mkdir()
-    command = [*launcher, program, "train", *SMOKE, "--out", str(shared / "run")]
+    (hosts / "shared").mkdir()
+    command = [*launcher, program, *arguments, "--out", str(hosts / "shared" / "run")]
     see = f"mount --bind {hosts}/hosts /etc/hosts; exec env {settings} {' '.join(command)}"
-    result = run(["unshare", "--mount", "sh", "-c", see], mpi)
+    return run(["unshare", "--mount", "sh", "-c", see], mpi)
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_five_agents_on_one_env_server_over_three_hosts_have_the_bits_of_one(
+    mpi: str, hosts: Path
+) -> None:
+    one = hosts / "one"
+    result = mpirun(5, "train", *SMOKE, *LAZY, "--out", str(one), mpi=mpi)
+    assert result.code == 0, result.err
+    result = spread_over_hosts(mpi, hosts, [3, 2, 1], "train", *SMOKE, *LAZY, "--env-server")
+    assert result.code == 0, result.err + result.out
+    assert "5 agents on 3 hosts · environments on rank 5 on gamma" in result.out
+    spread = hosts / "disk-alpha" / "run"
+    assert differences(columns(one / "run.h5"), columns(spread / "run.h5")) == []
+    assert (hosts / "disk-gamma" / "run" / "logs" / "env-server-5.log").exists()
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts: Path) -> None:
+    one = hosts / "one"
+    result = mpirun(3, "train", *SMOKE, "--out", str(one), mpi=mpi)
+    assert result.code == 0, result.err
+    result = spread_over_hosts(mpi, hosts, [1, 1, 1], "train", *SMOKE)
     assert result.code == 0, result.err + result.out
     assert "3 agents on 3 hosts" in result.out
     spread = hosts / "disk-alpha" / "run"
