@@ -38,7 +38,8 @@ def test_agents_learn_the_same_bits_wherever_their_environments_run(
     local = tmp_path / "local"
     more = ("--envs-per-agent", "3")
     assert mpirun(2, "train", *SMOKE, *more, "--out", str(local), mpi=mpi).code == 0
-    for k, (ranks, options) in enumerate(PLACES.values()):
+    places = list(PLACES.values())[: 1 if mpi == "mpich" else None]
+    for k, (ranks, options) in enumerate(places):
         out = tmp_path / str(k)
         result = mpirun(ranks, "train", *SMOKE, *more, *options, "--out", str(out), mpi=mpi)
         assert result.code == 0, result.err

@@ -83,7 +83,14 @@ def seconds(run_file: Path) -> np.ndarray:
 @pytest.mark.parametrize("slow", ["0", "2"])
 def test_with_the_free_clock_nobody_waits_for_a_slow_agent(slow: str, tmp_path: Path) -> None:
     def train(name: str, clock: str, slow_rank: str) -> np.ndarray:
-        options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate", "--frames", "150")
+        options = (
+            "--tasks",
+            "plugins:Sleepy-v0,plugins:Sleepy-v1",
+            "--order",
+            "rotate",
+            "--frames",
+            "150",
+        )
         options += ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
         options += ("--set", "share.policy=plugins:nothing", "--exchange", clock)
         result = mpirun(3, "train", *LAZY, *options, SLOW_RANK=slow_rank)

@@ -5,6 +5,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import h5py
@@ -131,6 +132,22 @@ def hosts(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+def test_five_agents_on_one_env_server_over_three_hosts_have_the_bits_of_one(
+    mpi: str, hosts: Path
+) -> None:
+    one = hosts / "one"
+    result = mpirun(5, "train", *SMOKE, *LAZY, "--out", str(one), mpi=mpi)
+    assert result.code == 0, result.err
+    names, out = ["alpha"] * 3 + ["beta"] * 2 + ["gamma"], str(hosts / "shared" / "run")
+    result = spread(hosts, mpi, names, *SMOKE, *LAZY, "--env-server", "--out", out)
+    assert result.code == 0, result.err + result.out
+    assert "5 agents on 3 hosts · environments on rank 5 on gamma" in result.out
+    spread_run = hosts / "disk-alpha" / "run"
+    assert differences(columns(one / "run.h5"), columns(spread_run / "run.h5")) == []
+    assert (hosts / "disk-gamma" / "run" / "logs" / "env-server-5.log").exists()
+
+
+@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts: Path) -> None:
     one = hosts / "one"
     result = mpirun(3, "train", *SMOKE, "--out", str(one), mpi=mpi)
@@ -152,7 +169,7 @@ def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts:
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> None:
-    job = (*SMOKE, "--frames", "3000", "--set", "learn.algorithm=plugins:Linear")
+    job = (*SMOKE, "--frames", "3000", "--set", "learn.algorithm=linear")
     one, run_ = hosts / "one", str(hosts / "shared" / "run")
     result = mpirun(3, "train", *job, "--out", str(one), mpi=mpi, timeout=300)
     assert result.code == 0, result.err
@@ -170,16 +187,17 @@ def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> 
 def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
     """`canal-mpi train …` with one rank on each of the named hosts, in that order."""
     program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
-    file = hosts / "hostfile"
+    places = [(name, len(list(same))) for name, same in groupby(names)]
+    file, ranks = hosts / "hostfile", str(len(names))
     if mpi == "openmpi":
-        file.write_text("".join(f"{name} slots=1\n" for name in names))
-        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", "3"]
+        file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
+        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
         settings = f"PRTE_MCA_plm_ssh_agent={agent} PRTE_MCA_prte_if_include=10.77.0.0/24"
         settings += " OMPI_MCA_btl_tcp_if_include=10.77.0.0/24"
     else:
-        file.write_text("".join(f"{name}:1\n" for name in names))
+        file.write_text("".join(f"{name}:{number}\n" for name, number in places))
         launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
-        launcher += ["-localhost", "10.77.0.254", "-np", "3"]
+        launcher += ["-localhost", "10.77.0.254", "-np", ranks]
         settings = ""
     (hosts / "shared").mkdir(exist_ok=True)
     command = [*launcher, program, "train", *arguments]
