@@ -48,6 +48,13 @@ def test_help_names_the_commands_and_the_exit_codes(flag: str) -> None:
         assert words in result.output
 
 
+def test_help_lists_the_commands_in_groups() -> None:
+    lines = run("--help").output.splitlines()
+    assert lines.index("Run:") < lines.index("Look:")
+    assert any(line.startswith("  report ") for line in lines[lines.index("Look:") :])
+    assert all(command.get_short_help_str() for command in cli.cli.commands.values())
+
+
 @pytest.mark.parametrize("command", ["train", "config"])
 def test_every_option_has_a_sentence(command: str) -> None:
     result = run(command, "--help")

@@ -12,6 +12,7 @@ from canal_mpi.rank.evaluate import spread
 from canal_mpi.rank.policy import job_of, load_policy
 from canal_mpi.results.hdf5 import read_arrays, write_arrays
 from canal_mpi.results.reading import load
+from canal_mpi.types import Columns
 
 
 def alone(*arguments: str) -> Result:
@@ -27,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def episodes(folder: Path) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def episodes(folder: Path) -> Columns:
     (path,) = folder.glob("*[0-9].h5")
     with h5py.File(path) as file:
         assert file["episodes/return"].attrs["unit"] == "game points"
