@@ -111,7 +111,7 @@ def test_what_the_run_decides_can_t_be_given(odd: dict[str, Any]) -> None:
 
 # Real ranks
 
-LINEAR = ("--set", "learn.algorithm=plugins:Linear", "--set", "checkpoint.every=50")
+LINEAR = ("--set", "learn.algorithm=linear", "--set", "checkpoint.every=50")
 LONG = (*SMOKE, *LINEAR, "--frames", "2000")
 
 
