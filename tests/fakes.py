@@ -163,11 +163,6 @@ class FakeLink:
 
     def poll(self) -> None: ...
 
-    def state(self) -> Columns:
-        return {}
-
-    def restore(self, state: Columns) -> None: ...
-
     def publish(self, offer: Offer | None, data: bytes) -> None:
         self.waited += self.wait
         self.published.append((offer, data))

@@ -100,11 +100,6 @@ class Donors:
 
     def poll(self) -> None: ...
 
-    def state(self) -> Columns:
-        return {}
-
-    def restore(self, state: Columns) -> None: ...
-
     def publish(self, offer: Offer | None, data: bytes) -> None:
         self.published.append((offer, data))
 

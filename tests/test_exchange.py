@@ -91,9 +91,9 @@ def test_with_the_free_clock_nobody_waits_for_a_slow_agent(slow: str, tmp_path: 
             "--frames",
             "150",
         )
-        options += ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
-        options += ("--set", "share.policy=plugins:nothing", "--exchange", clock)
-        result = mpirun(3, "train", *LAZY, *options, SLOW_RANK=slow_rank)
+        quick = ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
+        clocked = ("--set", "share.policy=plugins:nothing", "--exchange", clock)
+        result = mpirun(3, "train", *LAZY, *options, *quick, *clocked, SLOW_RANK=slow_rank)
         assert result.code == 0, result.err
         return seconds(tmp_path / name / "run.h5")
 
@@ -166,14 +166,15 @@ def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
         "--frames",
         "200",
     )
-    options += ("--set", f"sync.wire={wire}", "--set", "learn.widths=[16]", "--out", str(out))
-    result = mpirun(3, "train", *SMOKE, *options)
+    small = ("--set", f"sync.wire={wire}", "--set", "learn.widths=[16]", "--out", str(out))
+    result = mpirun(3, "train", *SMOKE, *options, *small)
     assert result.code == 0, result.err
     files = [out / "checkpoints" / f"agent-{k}" / "learner.h5" for k in range(3)]
     states = [columns(path) for path in files]
     assert differences(states[0], states[1]) == []
     assert differences(states[0], states[2]) == []
-    alone = mpirun(3, "train", *SMOKE, *options[:-1], f"{out}-alone", "--sync", "none")
+    apart_too = (*small[:-1], f"{out}-alone", "--sync", "none")
+    alone = mpirun(3, "train", *SMOKE, *options, *apart_too)
     assert alone.code == 0
     apart = [columns(Path(f"{out}-alone/checkpoints/agent-{k}/learner.h5")) for k in (0, 1)]
     assert differences(*apart) != []
@@ -181,8 +182,8 @@ def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
 
 def test_blending_needs_no_equal_clocks(out: Path) -> None:
     options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "blend", "--frames", "300")
-    options += ("--set", "sync.every=50", "--exchange", "free", "--out", str(out))
-    result = mpirun(3, "train", *SMOKE, *options)
+    often = ("--set", "sync.every=50", "--exchange", "free", "--out", str(out))
+    result = mpirun(3, "train", *SMOKE, *options, *often)
     assert result.code == 0, result.err
 
 

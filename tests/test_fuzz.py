@@ -25,7 +25,7 @@ from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import ROWS, pack, unpack
 from canal_mpi.tasks import make_game
 from canal_mpi.tasks.local import LocalEnvs
-from canal_mpi.topology.mpilink import columns_to_offers, offers_to_columns
+from canal_mpi.topology.offers import columns_to_offers, offers_to_columns
 from canal_mpi.types import Columns, Offer, Spaces
 
 pytestmark = pytest.mark.atari
@@ -68,7 +68,7 @@ def offers() -> bytes:
 
 
 def read_offers(data: bytes) -> object:
-    return columns_to_offers(decode(data, SMALL), 1)
+    return columns_to_offers(decode(data, SMALL))
 
 
 def read_lesson(data: bytes) -> object:

@@ -111,7 +111,12 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
         f"{t}/{n}" for t, columns in TABLES.items() for n, c in columns.items() if c.volatile
     }
     seconds = {f"{t}/{n}" for t, columns in TABLES.items() for n in columns if "seconds" in n}
-    assert volatile == seconds | {"agents/rank", "agents/host", "agents/machine", "exchange/bytes"}
+    assert volatile == seconds | {f"relays/{name}" for name in TABLES["relays"]} | {
+        "agents/rank",
+        "agents/host",
+        "agents/machine",
+        "exchange/bytes",
+    }
 
 
 def test_orders_and_edges_are_arrays(tmp_path: Path) -> None:
