@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp, isnan
+from math import exp, isnan, nan
 from threading import Thread
 from typing import Any
 
@@ -20,7 +20,7 @@ from canal_mpi.rank import build
 from canal_mpi.schema import TABLES
 from canal_mpi.topology.graphs import full
 from canal_mpi.topology.link import SoloLink, ThreadLink
-from canal_mpi.types import Columns, Offer, Parcel, Progress
+from canal_mpi.types import Columns, Moved, Offer, Parcel, Progress
 
 LEARNABLE: dict[str, Any] = {
     "train__frames": 600,
@@ -235,9 +235,9 @@ def test_a_lesson_of_another_task_is_not_taken() -> None:
 
 
 def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
-    link, sink = FakeLink(), MemorySink()
+    link = FakeLink()
     job = job_with(train__frames=23)
-    tiny_agent(job, number=2, link=link, sink=sink).run()
+    tiny_agent(job, number=2, link=link).run()
     ((offer, data),) = link.published
     assert offer is not None
     assert (offer.donor, offer.round, offer.task, offer.bytes) == (2, 1, "left", len(data))
@@ -245,8 +245,14 @@ def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
     rows = lesson.rows
     assert lesson.network == {}
     assert len(rows["action"]) == offer.rows == 24
-    noted = sink.rows["exchange"][0]
+
+
+def test_the_ledger_says_who_was_told_of_a_lesson() -> None:
+    link, sink = ThreadLink.mesh(3, {(2, 1)})[2], MemorySink()
+    tiny_agent(job_with(train__frames=23), number=2, link=link, sink=sink).run()
+    (noted,) = sink.rows["exchange"]
     assert (noted["kind"], noted["from"], noted["to"]) == ("offer", 2, 1)
+    assert (noted["round"], noted["rows"]) == (1, 24)
     assert noted["raw_bytes"] == 24 * CHAIN.row_bytes
 
 
@@ -431,8 +437,9 @@ def test_a_built_agent_learns_gymnasium_tasks() -> None:
 
 def test_a_link_that_refuses_an_offer_is_noted() -> None:
     class Wary(FakeLink):
-        def publish(self, offer: Offer | None, data: bytes) -> list[tuple[int, str]]:
-            return [(1, "offer of an empty lesson")]
+        def publish(self, offer: Offer | None, data: bytes) -> None:
+            odd = Offer(1, 1, "", nan, 0, 0)
+            self.note(Moved("refusal", odd, 1, 0, 1, reason="offer of an empty lesson"))
 
     sink = MemorySink()
     tiny_agent(job_with(), link=Wary(), sink=sink).run()

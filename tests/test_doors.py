@@ -11,7 +11,7 @@ import canal_mpi
 HOUSE = Path(canal_mpi.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
 OWNERS = {
-    "mpi4py": ("topology/mpilink.py", "rank/"),
+    "mpi4py": ("topology/mpilink.py", "topology/mpimail.py", "rank/"),
     "torch": ("learn/",),
     "h5py": ("results/",),
     "gymnasium": ("tasks/",),
@@ -172,7 +172,10 @@ def test_the_search_for_faults_finds_nothing_else(source: str) -> None:
 
 @pytest.mark.parametrize(
     ("file", "rooms"),
-    [("agent.py", {"membuf", "record", "sharing"}), ("sharing.py", {"membuf", "record"})],
+    [
+        ("agent.py", {"membuf", "record", "sharing"}),
+        ("sharing.py", {"membuf", "record", "sync"}),
+    ],
 )
 def test_the_agent_and_its_sharing_use_only_the_membuf_the_record_and_the_cellar(
     file: str, rooms: set[str]
@@ -180,6 +183,12 @@ def test_the_agent_and_its_sharing_use_only_the_membuf_the_record_and_the_cellar
     allowed = CELLAR | rooms
     ours = [m for m in imported(tree_of(HOUSE / file)) if m.startswith("canal_mpi")]
     assert ours
+    assert {module.split(".")[1] for module in ours} <= allowed
+
+
+def test_the_sync_uses_only_the_cellar() -> None:
+    ours = [m for m in imported(tree_of(HOUSE / "sync.py")) if m.startswith("canal_mpi")]
+    allowed = {"columns", "errors", "job", "log", "types"}
     assert {module.split(".")[1] for module in ours} <= allowed
 
 

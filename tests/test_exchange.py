@@ -83,7 +83,8 @@ def seconds(run_file: Path) -> np.ndarray:
 @pytest.mark.parametrize("slow", ["0", "2"])
 def test_with_the_free_clock_nobody_waits_for_a_slow_agent(slow: str, tmp_path: Path) -> None:
     def train(name: str, clock: str, slow_rank: str) -> np.ndarray:
-        options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate", "--frames", "150")
+        options: tuple[str, ...] = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1")
+        options += ("--order", "rotate", "--frames", "150")
         options += ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
         options += ("--set", "share.policy=plugins:nothing", "--exchange", clock)
         result = mpirun(3, "train", *LAZY, *options, SLOW_RANK=slow_rank)
@@ -149,7 +150,7 @@ def test_a_damaged_lesson_file_is_left_out_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
-    options = (
+    options: tuple[str, ...] = (
         "--tasks",
         "CartPole-v1",
         "--order",
@@ -173,7 +174,16 @@ def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
 
 
 def test_blending_needs_no_equal_clocks(out: Path) -> None:
-    options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "blend", "--frames", "300")
+    options: tuple[str, ...] = (
+        "--tasks",
+        "CartPole-v1",
+        "--order",
+        "same",
+        "--sync",
+        "blend",
+        "--frames",
+        "300",
+    )
     options += ("--set", "sync.every=50", "--exchange", "free", "--out", str(out))
     result = mpirun(3, "train", *SMOKE, *options)
     assert result.code == 0, result.err

@@ -237,7 +237,7 @@ def test_an_agent_that_offers_and_never_delivers_is_given_up() -> None:
     [(b"", "no longer has it"), (b"junk", "shorter"), (lesson(1, 1)[:-1], "announces")],
 )
 def test_a_lesson_that_is_not_whole_is_refused(data: bytes, words: str) -> None:
-    made, carrier, moved = desk(lambda x: [Letter(1, LESSON, x.key, x.round, data)])
+    made, carrier, _ = desk(lambda x: [Letter(1, LESSON, x.key, x.round, data)])
     carrier.inbox.append(news(offer(1, 1)))
     (parcel,) = made.fetch(made.offers())
     assert words in parcel.refusal

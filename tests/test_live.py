@@ -56,6 +56,7 @@ def learnt(rows: Rows, agent: int, round_: int, task: str, donors: str, score: f
         score=score,
         seconds=1.0,
         wait_seconds=0.1,
+        exchange_seconds=0.05,
     )
 
 
@@ -115,6 +116,8 @@ def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 lesson, 2.00 MB moved" in out
     assert "No human-normalised scores" not in out
     assert "100.0%" in out
+    assert "Time of the agents: environment 0.0%, learning 0.0%, exchange 5.0%" in out
+    assert "waiting for others 10.0%" in out
 
 
 def test_the_ending_gives_no_human_normalised_score_of_short_evaluations(
@@ -123,7 +126,7 @@ def test_the_ending_gives_no_human_normalised_score_of_short_evaluations(
     view(tmp_path).ending(filled(tmp_path), 1000, 300)
     out = capsys.readouterr().out
     assert "No human-normalised scores: evaluation episodes were cut after 300" in out
-    assert "%" not in out
+    assert "%" not in out.partition("Time of the agents")[0]
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

@@ -1,8 +1,12 @@
 """Every option reaches the code that it names: each test fails if the option is ignored."""
 
-from collections.abc import Callable
-from math import nan
-from typing import Any
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf, nan
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,6 +30,7 @@ from small import (
 )
 
 from canal_mpi.agent import Agent
+from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData
 from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
@@ -33,12 +38,17 @@ from canal_mpi.learn.losses import imitation
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.membuf.segments import CHOOSERS, choose
-from canal_mpi.types import LIFE, Array, Batch, Columns, Offer
+from canal_mpi.rank import build, roles
+from canal_mpi.rank.plan import Plan
+from canal_mpi.rank.speed import PACKING
+from canal_mpi.topology.desk import Terms
+from canal_mpi.topology.link import ThreadLink
+from canal_mpi.types import GRADIENTS, LAST, LIFE, WEIGHTS, Array, Batch, Columns, Offer
 
 
 def _set_head(dqn: DQN, biases: list[float], target: list[float] | None = None) -> None:
     """Make the network give the same values everywhere."""
-    head = dqn.pieces[dqn.names(dqn.task)[1]]
+    head = dqn.pieces[dqn.names(dqn.task)["head"]]
     for weights, wanted in ((head.weights, biases), (head.target_weights, target or biases)):
         weights.zero_()
         weights[-len(wanted) :] = torch.tensor(wanted)
@@ -114,7 +124,7 @@ def test_dueling_gives_the_head_a_value_of_its_own() -> None:
 def test_the_identity_decides_what_tasks_share(identity: str, pieces: set[str]) -> None:
     dqn = small_dqn(small_job(learn__identity=identity))
     right, left = _values(dqn, RIGHT), _values(dqn, LEFT)
-    head = dqn.pieces[dqn.names(LEFT)[1]].weights.clone()
+    head = dqn.pieces[dqn.names(LEFT)["head"]].weights.clone()
     dqn.begin(RIGHT)
     for seed in range(5):
         dqn.learn(random_batch(seed))
@@ -122,7 +132,7 @@ def test_the_identity_decides_what_tasks_share(identity: str, pieces: set[str]) 
     assert np.array_equal(right, left) == (identity == "single")
     assert not np.array_equal(_values(dqn, RIGHT), right)
     assert np.array_equal(_values(dqn, LEFT), left) == (identity == "separate")
-    assert torch.equal(dqn.pieces[dqn.names(LEFT)[1]].weights, head) == (identity != "single")
+    assert torch.equal(dqn.pieces[dqn.names(LEFT)["head"]].weights, head) == (identity != "single")
 
 
 def test_grad_clip_bounds_the_whole_gradient() -> None:
@@ -216,14 +226,14 @@ def test_memory_rows_bound_what_is_kept_of_all_tasks(rows: int) -> None:
         assert len(kept) == 2 and sum(kept) > 60
 
 
-@pytest.mark.parametrize(("bias", "low", "high"), [(1.0, 1, 1), (0.0, 0, 0), (0.5, 0.3, 0.7)])
+@pytest.mark.parametrize(("bias", "low", "high"), [(1.0, 1, 1), (0.1, 0.05, 0.2), (0.5, 0.3, 0.7)])
 def test_the_current_bias_is_a_probability(bias: float, low: float, high: float) -> None:
     job = small_job(memory__current_bias=bias, train__frames=150)
     run = _Run(job, order=(RIGHT, LEFT))
     first, second = run.task(1)["updates"], run.task(2)["updates"]
     assert {batch.task for batch in run.batches[:first]} == {RIGHT}
-    tasks = [batch.task for batch in run.batches[first : first + second]]
-    assert len(tasks) > 100 and low <= tasks.count(LEFT) / len(tasks) <= high
+    tasks = [batch.task for batch in run.batches[first:]]
+    assert tasks.count(LEFT) == second > 100 and low <= tasks.count(LEFT) / len(tasks) <= high
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 2.5])
@@ -503,7 +513,7 @@ def _probed(job: Job, task: str) -> Array:
     [("none", []), ("exact", [1]), ("previous", [2]), ("all", [1, 2])],
 )
 def test_the_policy_decides_which_lessons_are_taken(policy: str, donors: list[int]) -> None:
-    parcels = [parcel(LEFT, donor=1, round_=0), parcel(RIGHT, donor=2, round_=1)]
+    parcels = [parcel(LEFT, donor=1, round_=9), parcel(RIGHT, donor=2, round_=1)]
     run = _Run(small_job(share__policy=policy, **FREE), Donors(parcels), (RIGHT, LEFT))
     second = run.link.fetched[-len(donors) :] if donors else run.link.fetched
     assert [donor for donor, _ in second] == donors
@@ -559,7 +569,7 @@ def test_segments_of_a_lesson_are_chosen_as_asked(name: str) -> None:
     same = {
         kind
         for kind, wanted in expected.items()
-        if all(np.array_equal(saved[column], wanted[column]) for column in saved)
+        if all(np.array_equal(saved[column], wanted[column]) for column in wanted)
     }
     assert same == {"uniform" if name == "reservoir" else name}
 
@@ -583,6 +593,167 @@ def test_the_probe_takes_as_many_steps_as_asked(steps: int) -> None:
     job = small_job(share__policy="wasserstein", share__probe=steps)
     assert _Run(job, _lesson(job)).task()["probe_steps"] == steps
     assert _Run(small_job(share__probe=steps), _lesson(job)).task()["probe_steps"] == 0
+
+
+@pytest.mark.parametrize(("budget", "fetched"), [(0, [1, 2, 3]), (None, [1, 3]), (1, [])])
+def test_lessons_over_the_budget_are_refused_with_a_row_in_the_ledger(
+    budget: int | None, fetched: list[int]
+) -> None:
+    steps = {1: 10, 2: 40, 3: 11}
+    parcels = [parcel(rows=played(n), donor=donor) for donor, n in steps.items()]
+    sizes = {one.offer.donor: one.offer.bytes for one in parcels}
+    if budget is None:  # room for the two small ones, also after the large one was refused
+        budget = sizes[1] + sizes[3]
+        assert sizes[2] > sizes[3]
+    job = small_job(share__policy="all", share__budget=budget, **FREE)
+    run = _Run(job, Donors(parcels))
+    assert [donor for donor, _ in run.link.fetched] == fetched
+    refusals = [row for row in run.sink.rows["exchange"] if row["kind"] == "refusal"]
+    assert [(row["donor"], row["to"]) for row in refusals] == [
+        (donor, 0) for donor in steps if donor not in fetched
+    ]
+    for row in refusals:
+        assert f"{sizes[row['donor']]} bytes" in row["reason"]
+        assert "share.budget" in row["reason"]
+        assert (row["bytes"], row["kept"]) == (0, False)
+
+
+def test_the_budget_is_that_of_one_round() -> None:
+    parcels = [
+        parcel(task, rows=played(20), donor=1, round_=n) for n, task in ((1, RIGHT), (2, LEFT))
+    ]
+    budget = max(one.offer.bytes for one in parcels)
+    run = _Run(small_job(share__budget=budget, **FREE), Donors(parcels), (RIGHT, LEFT))
+    assert run.link.fetched == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("network", [True, False])
+def test_a_donor_trims_its_lesson_to_the_newest_rows_in_the_budget(network: bool) -> None:
+    settings: dict[str, Any] = {"train__frames": 400, "reuse__network": network}
+    offer, data = _Run(small_job(**settings)).link.published[0]
+    assert offer is not None and offer.rows >= 401
+    most = len(data) * 4 // 5
+    run = _Run(small_job(share__budget=most, **settings))
+    less, smaller = run.link.published[0]
+    assert less is not None and 50 < less.rows < offer.rows
+    assert less.bytes == len(smaller) <= most
+    whole, part = (
+        {name: c[(rows["flags"] & LAST) == 0] for name, c in rows.items()}
+        for rows in (
+            unpack(data, offer, WALK, 1 << 20).rows,
+            unpack(smaller, less, WALK, 1 << 20).rows,
+        )
+    )
+    for name, column in part.items():
+        np.testing.assert_array_equal(column, whole[name][-len(column) :])
+    saved = run.sink.saved["membuf", f"round-01-{RIGHT}"]
+    assert len(saved["action"]) == offer.rows  # on disk there is room for everything
+
+
+@pytest.mark.parametrize("budget", [0, 10**6])
+def test_lessons_cross_the_wire_packed_or_not_as_asked(budget: int) -> None:
+    found = {}
+    for packs in (True, False):
+
+        def prepare(agent: Agent, packs: bool = packs) -> None:
+            agent.sharing.packs = packs
+
+        run = _Run(small_job(train__frames=200, share__budget=budget), prepare=prepare)
+        ((offer, data),) = run.link.published
+        assert offer is not None and offer.bytes == len(data)
+        found[packs] = data, unpack(data, offer, WALK, 1 << 20).rows
+    (packed, rows), (plain, same) = found[True], found[False]
+    assert (len(packed) < 0.5 * len(plain)) == (budget == 0)  # with a budget it is always packed
+    for name, column in rows.items():
+        np.testing.assert_array_equal(column, same[name])
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_whether_lessons_are_packed_is_handed_to_the_agent(packs: bool) -> None:
+    job, sink = small_job(), Sink()
+    agent = build.agent(job, 0, (RIGHT,), Donors(), sink, lambda progress: None, packs=packs)
+    assert agent.sharing.packs == packs
+
+
+@pytest.mark.parametrize(
+    ("pack", "link", "packs"),
+    [
+        ("always", inf, True),
+        ("never", 1.0, False),
+        ("auto", inf, False),
+        ("auto", 2 * PACKING, False),
+        ("auto", 0.5 * PACKING, True),
+    ],
+)
+def test_lessons_are_packed_always_never_or_where_the_link_is_slow(
+    pack: str, link: float, packs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "slowest_link", lambda world: link)
+    assert _roles_run(share__pack=pack)._packs() == packs
+
+
+def _roles_run(**settings: Any) -> roles.Run:
+    """A rank's run that knows its plan, for two agents that hear each other."""
+    run = roles.Run.__new__(roles.Run)
+    edges = [(0, 1), (1, 0)]
+    run.plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
+    watch = SimpleNamespace(idle=None)
+    run.world, run.number = cast(Any, SimpleNamespace(comm=object(), watch=watch)), 0
+    return run
+
+
+def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Terms:
+    """The rules of the exchange that a rank gives to its link."""
+    given: list[Terms] = []
+    fake = SimpleNamespace(MpiLink=lambda *args: given.append(args[-1]))  # MPI stays unloaded
+    monkeypatch.setitem(sys.modules, "canal_mpi.topology.mpilink", fake)
+    _roles_run(**settings)._link()
+    return given[0]
+
+
+@pytest.mark.parametrize(("exchange", "free"), [("rounds", False), ("free", True)])
+def test_the_exchange_is_in_rounds_or_free(
+    exchange: str, free: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _terms(monkeypatch, share__exchange=exchange).free == free
+
+
+@pytest.mark.parametrize("relay", [True, False])
+def test_offers_are_relayed_if_asked(relay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    terms = _terms(monkeypatch, share__relay=relay)
+    assert terms.relay == relay
+    terms = replace(terms, free=True, tasks=())
+    first, second, third = ThreadLink.mesh(3, {(0, 1), (1, 2)}, terms)
+    first.begin(1)
+    first.publish(parcel(donor=0).offer, parcel(donor=0).data)
+    second.poll()
+    assert len(second.offers()) == 1
+    assert len(third.offers()) == relay
+
+
+@pytest.mark.parametrize("patience", [0.1, 7.5])
+def test_a_lesson_is_waited_for_as_long_as_asked(
+    patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _terms(monkeypatch, share__patience=patience).patience == patience
+
+
+@pytest.mark.parametrize("hold", [1, 3])
+def test_lessons_are_kept_for_others_up_to_a_size(
+    hold: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terms = _terms(monkeypatch, share__hold_mb=hold)
+    assert terms.hold == hold << 20
+    donor, student = ThreadLink.mesh(2, {(0, 1)}, replace(terms, free=True, tasks=()))
+    for round_ in (1, 2, 3):
+        donor.begin(round_)
+        data = encode({"rows": np.zeros(900_000, dtype=np.uint8)})
+        donor.publish(Offer(0, round_, RIGHT, 0.0, 9, len(data)), data)
+    parcels = student.fetch(student.offers())
+    assert [bool(one.data) for one in parcels] == [hold == 3, hold == 3, True]
+    assert [one.refusal for one in parcels if not one.data] == ["agent 0 no longer has it"] * (
+        2 * (hold == 1)
+    )
 
 
 # ── simnet ─────────────────────────────────────────────────────────────────────────────────────
@@ -638,6 +809,74 @@ def test_rows_are_saved_and_loaded_as_often_as_asked(save: int, load: int, sent:
     ]
     assert sizes == sent
     assert len(run.agent.replay.lessons) == (len(sent) + 1 if sent else 0)
+
+
+# ── sync ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Peer(Donors):
+    """A neighbour on the same task that sends back what it is sent, twice as large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds: list[int] = []
+
+    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
+        self.traded.append(data)
+        self.kinds += [kind] * bool(data)
+        columns = decode(data, 1 << 20) if data else {}
+        back = encode({n: (2 * c).astype(c.dtype) for n, c in columns.items()})
+        return [(agent, back if data else b"") for agent in peers]
+
+
+@pytest.mark.parametrize(
+    ("mode", "kinds"), [("none", set()), ("blend", {WEIGHTS}), ("gradients", {GRADIENTS})]
+)
+def test_the_mode_of_the_sync_decides_what_is_traded(mode: str, kinds: set[int]) -> None:
+    link = _Peer()
+    _Run(small_job(sync__mode=mode, sync__every=10), link, peers=(1,))
+    assert set(link.kinds) == kinds
+    assert bool(link.traded) == bool(kinds)  # without a sync not even a goodbye
+
+
+@pytest.mark.parametrize(("every", "blends"), [(5, 8), (15, 2), (40, 1), (41, 0)])
+def test_weights_are_blended_as_often_as_asked(every: int, blends: int) -> None:
+    link = _Peer()
+    _Run(small_job(sync__mode="blend", sync__every=every), link, peers=(1,))
+    assert len(link.kinds) == blends
+    assert link.traded[-1] == b""  # goodbye
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
+def test_alpha_is_the_weight_of_the_neighbours_in_a_blend(alpha: float) -> None:
+    link, found = _Peer(), list[tuple[Array, Array]]()
+
+    def prepare(agent: Agent) -> None:
+        dqn, blend = learner(agent), learner(agent).blend
+
+        def spy(network: Columns, alpha: float) -> None:
+            before = dqn.network()["head"]
+            blend(network, alpha)
+            found.append((before, dqn.network()["head"]))
+
+        dqn.blend = spy  # type: ignore[method-assign]
+
+    job = small_job(sync__mode="blend", sync__every=20, sync__alpha=alpha)
+    _Run(job, link, prepare=prepare, peers=(1,))
+    assert len(found) == 2
+    for before, after in found:
+        np.testing.assert_allclose(after, (1 + alpha) * before, rtol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["blend", "gradients"])
+@pytest.mark.parametrize(("wire", "dtype"), [("float32", "<f4"), ("float16", "<f2")])
+def test_numbers_cross_the_wire_as_wide_as_asked(mode: str, wire: str, dtype: str) -> None:
+    link = _Peer()
+    _Run(small_job(sync__mode=mode, sync__every=10, sync__wire=wire), link, peers=(1,))
+    sent = [decode(data, 1 << 20) for data in link.traded if data]
+    sent = [columns for columns in sent if "trunk/weights" not in columns]  # the start
+    assert len(sent) > 3
+    assert {column.dtype.str for columns in sent for column in columns.values()} == {dtype}
 
 
 # ── evaluation ─────────────────────────────────────────────────────────────────────────────────

@@ -26,12 +26,12 @@ class _Net:
         self.online: Passes
         self.target: Passes
         if by_hand:
-            self.online = ByHand(trunk, head)
+            self.online = ByHand([trunk], head)
             assert isinstance(self.trunk.target, Mlp) and isinstance(self.head.target, nn.Linear)
-            self.target = ByHand(self.trunk.target, self.head.target)
+            self.target = ByHand([self.trunk.target], self.head.target)
         else:
-            self.online = Plain(trunk, head)
-            self.target = Plain(self.trunk.target, self.head.target)
+            self.online = Plain([trunk], head)
+            self.target = Plain([self.trunk.target], self.head.target)
 
     def learn(self, batch: Batch, huber: bool = True) -> None:
         following = torch.from_numpy(batch.next_states)
@@ -121,9 +121,9 @@ def test_a_plain_network_goes_by_hand_and_the_others_by_autograd() -> None:
     linear, dueling = nn.Linear(8, 6), Dueling(8, 6)
     for module in (mlp, frames, linear, dueling):
         flatten(module)
-    assert isinstance(passes(mlp, linear), ByHand)
-    assert isinstance(passes(mlp, dueling), Plain)
-    assert isinstance(passes(frames, linear), Plain)
+    assert isinstance(passes([mlp], linear), ByHand)
+    assert isinstance(passes([mlp], dueling), Plain)
+    assert isinstance(passes([frames], linear), Plain)
 
 
 def test_a_dueling_head_adds_value_and_centred_advantage() -> None:

@@ -1,6 +1,6 @@
 """Rows of the results: counted, timed and of the schema's columns."""
 
-from math import isnan
+from math import isnan, nan
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from fakes import MemorySink
 
 from canal_mpi.record import Recorder
 from canal_mpi.schema import TABLES, Rows
-from canal_mpi.types import CUT, ENDED, LIFE, Offer, Parcel, Progress, Step
+from canal_mpi.types import CUT, ENDED, LIFE, Moved, Offer, Parcel, Progress, Step
 
 
 def recorder() -> tuple[Recorder, MemorySink, list[str]]:
@@ -115,24 +115,29 @@ def test_waiting_is_counted_and_shown_as_a_share() -> None:
 def test_the_ledger_notes_offers_lessons_drops_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
-    record.offered(mine, 4)
-    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25))
+    record.moved(Moved("offer", mine, 3, 4, 2, 700))
+    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25, sender=0))
     assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
     record.used(theirs, 3.0, 4.0, kept=True)
     record.used(theirs, 3.0, 2.0, kept=False)
-    record.refused(Parcel(theirs, b"", 0.5, 0.25), "checksum")
-    record.refused_offer(2, "empty")
+    record.refused(Parcel(theirs, b"", 0.5, 0.25, sender=1), "checksum")
+    odd = Offer(2, 7, "", nan, 0, 0)
+    record.moved(Moved("refusal", odd, 2, 3, 7, reason="empty"))
+    record.moved(Moved("transfer", theirs, 0, 3, 1, 600, 0.125))
     found = [
         tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "kept", "reason"))
         for row in sink.rows["exchange"]
     ]
     assert found == [
         ("offer", 3, 3, 4, 50, 700, False, ""),
-        ("lesson", 1, 1, 3, 40, 600, True, ""),
-        ("drop", 1, 1, 3, 40, 600, False, "the agent was worse after it"),
+        ("lesson", 1, 0, 3, 40, 600, True, ""),
+        ("drop", 1, 0, 3, 40, 600, False, "the agent was worse after it"),
         ("refusal", 1, 1, 3, 40, 0, False, "checksum"),
         ("refusal", 2, 2, 3, 0, 0, False, "empty"),
+        ("transfer", 1, 0, 3, 40, 600, True, ""),
     ]
+    assert [row["round"] for row in sink.rows["exchange"]] == [2, 2, 2, 2, 7, 1]
+    assert sink.rows["exchange"][5]["seconds"] == 0.125
     for row, scores in zip(sink.rows["exchange"][1:3], [(3.0, 4.0), (3.0, 2.0)], strict=True):
         assert (row["raw_bytes"], row["seconds"], row["wait_seconds"]) == (5360, 0.5, 0.25)
         assert (row["score_before"], row["score_after"]) == scores
@@ -140,13 +145,15 @@ def test_the_ledger_notes_offers_lessons_drops_and_refusals() -> None:
         assert isnan(row["score_before"]) and isnan(row["score_after"])
 
 
-@pytest.mark.parametrize(("donors", "source"), [([], "env"), ([4], "lesson"), ([4, 0], "lesson")])
-def test_the_source_of_a_task_is_where_it_was_learnt_from(donors: list[int], source: str) -> None:
+@pytest.mark.parametrize(
+    ("donors", "source"), [([], "env"), (["4"], "lesson"), (["4", "0"], "lesson")]
+)
+def test_the_source_of_a_task_is_where_it_was_learnt_from(donors: list[str], source: str) -> None:
     record, sink, _ = recorder()
     record.update(1.0)
     record.learnt(donors, 5.0)
     row = sink.rows["tasks"][0]
-    assert (row["source"], row["donors"]) == (source, ",".join(map(str, donors)))
+    assert (row["source"], row["donors"]) == (source, ",".join(donors))
     assert (row["updates"], row["score"], row["probe_steps"]) == (1, 5.0, 0)
     assert row["seconds"] >= 0
 
@@ -192,7 +199,7 @@ def test_rows_become_columns_of_the_schemas_types() -> None:
     record.step(step([1.0], [ENDED]))
     record.training(0.1)
     record.evaluated([(5.0, 9)])
-    record.refused_offer(1, "bad")
+    record.swapped(Offer(1, 2, "Krull", nan, 9, 700))
     record.learnt([], 5.0)
     taken = sink.take()
     tables = {"episodes", "train", "curve", "evaluation", "exchange", "tasks"}

@@ -19,6 +19,7 @@ from small import (
     play_into,
     played,
     small_agent,
+    small_dqn,
     small_job,
 )
 
@@ -42,6 +43,7 @@ class _Side:
     ) -> None:
         job = small_job(**settings)
         self.sink, self.played = Sink(), 0
+        self.learner = small_dqn(job)
         policy = pick.pick("policy", job.share.policy, POLICIES)
         record = Recorder(self.sink, lambda progress: None, number, WALK.row_bytes)
         record.begin(RIGHT, 3)
@@ -66,7 +68,7 @@ class _Side:
         for _ in range(steps):
             play_into(self.replay.own, self.played, (marks or {}).get(self.played, 0))
             self.played += 1
-            self.sharing.swap(self.replay, self.played)
+            self.sharing.swap(self.replay, self.learner, self.played)
 
     def arrived_in_all(self) -> list[int]:
         return [number for numbers in self.arrived() for number in numbers]
@@ -147,7 +149,7 @@ def _together(sides: Sequence[_Side], plans: Sequence[tuple[int, dict[int, int]]
 
     def life(side: _Side, steps: int, marks: dict[int, int]) -> None:
         side.play(steps, marks)
-        side.sharing.finish_swaps(side.replay)
+        side.sharing.finish_swaps(side.replay, side.learner)
 
     threads = [
         threading.Thread(target=life, args=(side, *plan), daemon=True)
@@ -245,7 +247,7 @@ def test_swaps_are_off_unless_asked_for() -> None:
     link = Donors()
     side = _Side(link, 0, [1], lsc__load=5)
     side.play(20)
-    side.sharing.finish_swaps(side.replay)
+    side.sharing.finish_swaps(side.replay, side.learner)
     assert link.traded == []
 
 

@@ -95,7 +95,7 @@ def test_the_tables_are_those_of_the_design() -> None:
     design = {
         "agents": "agent rank host machine device role",
         "tasks": "agent round task source donors env_steps probe_steps updates score seconds "
-        "wait_seconds",
+        "wait_seconds exchange_seconds",
         "episodes": "agent round task episode step return length",
         "train": "agent round task step loss epsilon return_mean env_seconds learn_seconds "
         "wait_seconds",
