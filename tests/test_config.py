@@ -185,6 +185,7 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "layer_norm": False,
         "dueling": False,
         "identity": "single",
+        "own_input": False,
         "double": False,
         "target_every": 0,
         "loss": "mse",

@@ -93,7 +93,7 @@ def test_a_learner_measures_the_squared_gradients_of_its_loss() -> None:
     batches = [random_batch(seed) for seed in range(3)]
     drawn = iter(batches)
     learner.consolidate(lambda: next(drawn))
-    trunk, head = (learner.pieces[name] for name in learner.names(RIGHT))
+    trunk, head = (learner.pieces[name] for name in learner.names(RIGHT).values())
     modules = nn.Sequential(trunk.module, head.module)
     targets = nn.Sequential(trunk.target, head.target)
     parts = [*trunk.module.parameters(), *head.module.parameters()]
@@ -108,7 +108,7 @@ def test_a_learner_measures_the_squared_gradients_of_its_loss() -> None:
         loss = nn.functional.smooth_l1_loss(taken, goals)
         gradients = torch.autograd.grad(loss, parts)
         squares += torch.cat([gradient.reshape(-1) for gradient in gradients]).square()
-    found = torch.cat([learner.elastic.fisher[name] for name in learner.names(RIGHT)])
+    found = torch.cat([learner.elastic.fisher[name] for name in learner.names(RIGHT).values()])
     torch.testing.assert_close(found, squares / 3, rtol=1e-4, atol=1e-8)
     assert float(found.max()) > 0
 

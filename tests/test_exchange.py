@@ -156,7 +156,7 @@ def test_a_damaged_lesson_file_is_left_out_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wire", ["float32", "float16"])
 def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
-    options = (
+    options: tuple[str, ...] = (
         "--tasks",
         "CartPole-v1",
         "--order",

@@ -23,7 +23,7 @@ from canal_mpi.types import Array, Batch, Spaces
 VECTOR = Spaces((5,), "<f4", 3)
 BYTES = Spaces((5,), "|u1", 3)
 FRAMES = Spaces((4, 84, 84), "|u1", 6)
-SMALL = LearnConfig(widths=(7, 6), batch=8, lr=1e-2, target_every=3, grad_clip=0.0)
+SMALL = LearnConfig(widths=(7, 6), batch=8, lr=1e-2, target_every=3, grad_clip=0.0, own_input=False)
 TASK = "Krull"
 
 
@@ -50,11 +50,15 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def weights(learner: DQN) -> Tensor:
     """All weights that the task has."""
-    return torch.cat([learner.pieces[name].weights.detach() for name in learner.names(TASK)])
+    return torch.cat(
+        [learner.pieces[name].weights.detach() for name in learner.names(TASK).values()]
+    )
 
 
 def target_weights(learner: DQN) -> Tensor:
-    return torch.cat([learner.pieces[name].target_weights for name in learner.names(TASK)]).clone()
+    return torch.cat(
+        [learner.pieces[name].target_weights for name in learner.names(TASK).values()]
+    ).clone()
 
 
 def batch_of(spaces: Spaces, rows: int = 8, seed: int = 0, ends: bool = False) -> Batch:
@@ -84,7 +88,7 @@ class Reference:
 
     def __init__(self, learner: DQN, config: LearnConfig, scale: float = 1.0) -> None:
         self.config, self.scale = config, scale
-        trunk, head = (learner.pieces[name] for name in learner.names(TASK))
+        trunk, head = (learner.pieces[name] for name in learner.names(TASK).values())
         self.online = _doubled(trunk.module) + _doubled(head.module)
         self.target = _doubled(trunk.target) + _doubled(head.target)
         self.first = [torch.zeros_like(p) for p in self.online]
@@ -154,7 +158,7 @@ def distance(learner: DQN, plain: Reference) -> float:
 def with_odd_weights(learner: DQN, seed: int = 0) -> DQN:
     """Norms that do something, and a target with a mind of its own."""
     state, noise = learner.state(), np.random.default_rng(seed)
-    for name in learner.names(TASK):
+    for name in learner.names(TASK).values():
         for part in ("weights", "target"):
             column = state[f"pieces/{name}/{part}"]
             spread = 1.0 if part == "target" else 0.3
@@ -292,7 +296,7 @@ def test_neither_acting_nor_learning_changes_what_it_is_given(way: Any, spaces: 
 def test_acting_takes_the_best_value(way: Any, layer_norm: bool) -> None:
     learner = with_odd_weights(learner_of(VECTOR, replace(SMALL, layer_norm=layer_norm), 4))
     states = batch_of(VECTOR, rows=50).states
-    trunk, head = (learner.pieces[name].module for name in learner.names(TASK))
+    trunk, head = (learner.pieces[name].module for name in learner.names(TASK).values())
     values = head(trunk(torch.from_numpy(states))).detach().numpy()
     best = values.argmax(axis=1)
     assert np.allclose(learner.values(states), values, rtol=1e-5, atol=1e-5)
@@ -443,3 +447,24 @@ def test_frames_are_learnt_from() -> None:
     other = learner_of(FRAMES, config, 2)
     other.restore(learner.state())
     assert other.learn(batch) == learner.learn(batch)
+
+
+def test_an_input_layer_of_its_own_changes_nothing_about_one_task() -> None:
+    """By the same seeds it is the network that the trunk would be alone, cut in two."""
+    made = [
+        DQN(VECTOR, Job(learn=replace(SMALL, own_input=own)), lambda name: len(name))
+        for own in (False, True)
+    ]
+    for learner in made:
+        learner.begin(TASK)
+    assert [list(learner.names(TASK)) for learner in made] == [
+        ["trunk", "head"],
+        ["input", "trunk", "head"],
+    ]
+    states = batch_of(VECTOR).states
+    for seed in range(20):
+        whole, split = (learner.values(states) for learner in made)
+        np.testing.assert_allclose(whole, split, rtol=1e-4, atol=1e-5)
+        for learner in made:
+            learner.learn(batch_of(VECTOR, seed=seed))
+    assert not np.allclose(made[0].values(states), whole)

@@ -77,8 +77,9 @@ def test_the_current_task_is_never_rehearsed() -> None:
 
 
 def test_without_another_task_there_is_nothing_to_rehearse() -> None:
-    assert _memory().sample("task-0", _rng()) is None
-    assert _filled(tasks=1).sample("task-0", _rng()) is None
+    assert _memory().others("task-0") == []
+    assert _filled(tasks=1).others("task-0") == []
+    assert _filled(tasks=1).others("new") == ["task-0"]
 
 
 def test_stored_values_belong_to_the_drawn_states() -> None:
