@@ -217,6 +217,25 @@ def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: i
     ctx.exit(env.run(task, obs, env.Size(steps, repeats)))
 
 
+@bench.command("lesson")
+@click.option("--game", default="RoadRunner", help="The task; default RoadRunner.")
+@click.option("--rows", "file", metavar="FILE", help="Rows of a run: RUN/membuf/agent-0/….h5.")
+@click.option("--steps", type=int, default=100_000, help="Without FILE: steps that are played.")
+def bench_lesson(game: str, file: str | None, steps: int) -> None:
+    """Bytes and seconds of a lesson, against pickled tuples of the same rows.
+
+    Rows of a trained agent come from a file of a run; without one the game is played at random,
+    each action held for a while, which packs differently.
+    """
+    from canal_mpi import tasks
+    from canal_mpi.bench import lesson
+
+    task = tasks.canonical(game)
+    rows = lesson.rows_of_file(file) if file else lesson.played(task, steps)
+    source = f"from {file}" if file else "of random play (a trained agent's: --rows FILE)"
+    click.echo("\n".join(lesson.report(task, source, lesson.measure(task, rows))))
+
+
 for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
     cli.add_command(command)
 
