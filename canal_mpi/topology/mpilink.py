@@ -3,8 +3,10 @@
 Only buffers travel (upper-case calls): the lower-case ones pickle.
 """
 
+import signal
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic, sleep
 
 import numpy as np
@@ -23,7 +25,20 @@ DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a ref
 OFFERS, REQUESTS, LESSON, TRADE = 11, 12, 13, 14
 SMALL = 1 << 20  # offers and requests
 
+COLLECTIVE = 120  # seconds
+
 Idle = Callable[[int, str], None]
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """For MPI's collective calls, which would wait for a silent rank for ever: SIGALRM ends us."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(COLLECTIVE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 class Mail:
@@ -92,7 +107,8 @@ class MpiLink:
         self.agent = comm.Get_rank()
         self.sources: Sequence[int] = sorted(a for a, b in edges if b == self.agent)
         self.audience: Sequence[int] = sorted(b for a, b in edges if a == self.agent)
-        graph = comm.Create_dist_graph_adjacent(self.sources, self.audience, reorder=False)
+        with deadline():
+            graph = comm.Create_dist_graph_adjacent(self.sources, self.audience, reorder=False)
         self.mail = Mail(graph, idle)
         self._limit = limit
         self._shelf: dict[tuple[int, int], bytes] = {}
