@@ -63,7 +63,7 @@ class Agent:
             attempt = self.alone()
             score = self.learn(attempt)
         self.taken_up = None
-        self.sharing.finish_swaps(self.replay, self.learner)
+        self.sharing.finish_swaps(self.learner)
         self.evaluate_others(round_)
         self.remember(attempt.lessons)
         self.sharing.offer(score, self.replay, self.learner, self.stream("offer"))

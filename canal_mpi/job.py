@@ -277,6 +277,7 @@ PRESETS: Mapping[str, Layer] = {
         "learn.layer_norm": False,
         "learn.dueling": False,
         "learn.identity": "single",
+        "learn.own_input": False,
         "learn.double": False,
         "learn.target_every": 0,
         "learn.loss": "mse",

@@ -107,10 +107,11 @@ class Sharing:
             network = learner.network() if self.job.reuse.network else {}
             self._save(score, rows, network)
             if self.link.audience and len(rows["action"]):
-                rows, data = self._packed(rows, network)
                 embedding = self.embedding(rows, rng)
+                rows, data = self._packed(rows, network)
                 size = (len(rows["action"]), len(data))
-                offer = Offer(self.number, self.round, self.task, score, *size, embedding)
+                if data:
+                    offer = Offer(self.number, self.round, self.task, score, *size, embedding)
         self.link.publish(offer, data)
         self.record.waited(self.link.waited - waited)
 
@@ -136,15 +137,22 @@ class Sharing:
         return choose(rows, most, CHOOSERS[name], worth, rng)
 
     def _packed(self, rows: Columns, network: Columns) -> tuple[Columns, bytes]:
-        """A lesson for the wire, the newest rows of it that the byte budget has room for."""
-        budget = self.job.share.budget
-        while True:
-            packs = self.packs or bool(budget)
-            data = pack(self.number, self.round, self.task, rows, network, packs)
-            if not budget or len(data) <= budget or len(rows["action"]) < 64:
+        """A lesson for the wire, the newest rows of it that the byte budget has room for.
+
+        Where the donor's network would take half of the budget it stays at home.
+        """
+        budget, about = self.job.share.budget, (self.number, self.round, self.task)
+        if not budget:
+            return rows, pack(*about, rows, network, self.packs)
+        if 2 * sum(column.nbytes for column in network.values()) > budget:
+            network = {}
+        while len(rows["action"]):
+            data = pack(*about, rows, network)
+            if len(data) <= budget:
                 return rows, data
             most = int(len(rows["action"]) * min(0.9 * budget / len(data), 0.9))
             rows = choose(rows, most, CHOOSERS["recent"], rows["reward"], np.random.default_rng(0))
+        return rows, b""
 
     # ── inside a task ──────────────────────────────────────────────────────────────────────────
 
@@ -166,11 +174,11 @@ class Sharing:
         self._sent = 0
         self.sync.start(learner)
 
-    def finish_swaps(self, replay: Replay, learner: Learner) -> None:
+    def finish_swaps(self, learner: Learner) -> None:
         """Say to those who still swap that this agent is done with the task."""
         self.sync.leave(learner)
-        if self._swaps.peers:
-            self._trade(replay, b"")
+        self.record.waited(self.sync.group.waited)
+        self._swaps.leave()
 
     def _trade(self, replay: Replay, data: bytes) -> None:
         waited = self.link.waited

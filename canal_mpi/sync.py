@@ -18,13 +18,20 @@ class Group:
 
     def __init__(self, link: Link, kind: int, peers: Sequence[int]) -> None:
         self.link, self.kind, self.peers = link, kind, list(peers)
+        self.waited = 0.0  # seconds spent waiting for the others
 
     def trade(self, data: bytes) -> list[tuple[int, bytes]]:
-        """Swap a message with those who are still there; an empty one says goodbye."""
-        answers = self.link.trade(self.peers, data, self.kind)
+        """Swap a message with those who are still there; an empty answer is a goodbye."""
+        before, answers = self.link.waited, self.link.trade(self.peers, data, self.kind)
+        self.waited += self.link.waited - before
         gone = [agent for agent, answer in answers if not answer]
-        self.peers = [agent for agent in self.peers if agent not in gone] if data else []
+        self.peers = [agent for agent in self.peers if agent not in gone]
         return [(agent, answer) for agent, answer in answers if answer]
+
+    def leave(self) -> None:
+        """Say goodbye; nobody has to answer."""
+        self.link.part(self.peers, self.kind)
+        self.peers = []
 
 
 class Sync:
@@ -67,8 +74,7 @@ class Sync:
 
     def leave(self, learner: Learner) -> None:
         """This agent is done with playing the task."""
-        if self.group.peers:
-            self.group.trade(b"")
+        self.group.leave()
         if self.config.mode == "gradients":
             learner.combine = None
 
@@ -79,7 +85,8 @@ class Sync:
         mine = self._pack({"gradient": gradient})
         found = {self.number: mine} | dict(self.group.trade(mine))
         parts = [self._unpack(a, data, {"gradient": gradient}) for a, data in sorted(found.items())]
-        mean: Array = np.mean([part["gradient"] for part in parts if part], axis=0)
+        whole = [part["gradient"] for part in parts if part]
+        mean: Array = np.mean(whole, axis=0) if whole else np.zeros_like(gradient)
         return mean.astype(np.float32)
 
     def _pack(self, columns: Columns) -> bytes:

@@ -163,6 +163,10 @@ class FakeLink:
 
     def poll(self) -> None: ...
 
+    def settle(self) -> None: ...
+
+    def part(self, peers: Sequence[int], kind: int) -> None: ...
+
     def publish(self, offer: Offer | None, data: bytes) -> None:
         self.waited += self.wait
         self.published.append((offer, data))

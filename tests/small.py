@@ -100,6 +100,10 @@ class Donors:
 
     def poll(self) -> None: ...
 
+    def settle(self) -> None: ...
+
+    def part(self, peers: Sequence[int], kind: int) -> None: ...
+
     def publish(self, offer: Offer | None, data: bytes) -> None:
         self.published.append((offer, data))
 

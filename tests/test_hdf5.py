@@ -149,3 +149,21 @@ def test_a_file_of_others_is_refused(tmp_path: Path) -> None:
 def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"can't read .*No such file"):
         read_arrays(tmp_path / "none.h5")
+
+
+def test_plain_arrays_are_read_like_packed_ones() -> None:
+    from canal_mpi.results.hdf5 import array_image, parse_arrays
+
+    columns = {
+        "a/b/c": np.arange(300, dtype="<i4").reshape(100, 3)[:, ::2],
+        "a/none": np.zeros((0, 4), dtype="<f4"),
+        "scalar": np.array(2.5),
+        "text": np.array([b"Krull", b"x"], dtype="S64"),
+        "flag": np.array([True, False]),
+    }
+    for pack in (True, False):
+        found = parse_arrays(array_image(columns, {"agent": 1}, pack), "it")
+        assert found.keys() == columns.keys()
+        for name, column in columns.items():
+            assert found[name].dtype == column.dtype and found[name].shape == column.shape
+            assert np.array_equal(found[name], column)

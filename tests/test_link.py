@@ -200,6 +200,8 @@ class Scripted:
         letters, self.inbox = self.inbox, []
         return letters
 
+    def settle(self) -> None: ...
+
     def pause(self, turn: int, peer: int, phase: str) -> None:
         assert turn < 10_000
         sleep(0.001)

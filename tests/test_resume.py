@@ -222,6 +222,7 @@ def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
     assert alone.code == 78 and "mpirun -np 2 canal-mpi train --resume" in alone.err
     none = run(["canal-mpi", "train", "--resume", str(tmp_path / "nothing")])
     assert none.code == 2, none.err
+    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.mpi

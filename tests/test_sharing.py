@@ -149,7 +149,7 @@ def _together(sides: Sequence[_Side], plans: Sequence[tuple[int, dict[int, int]]
 
     def life(side: _Side, steps: int, marks: dict[int, int]) -> None:
         side.play(steps, marks)
-        side.sharing.finish_swaps(side.replay, side.learner)
+        side.sharing.finish_swaps(side.learner)
 
     threads = [
         threading.Thread(target=life, args=(side, *plan), daemon=True)
@@ -247,7 +247,7 @@ def test_swaps_are_off_unless_asked_for() -> None:
     link = Donors()
     side = _Side(link, 0, [1], lsc__load=5)
     side.play(20)
-    side.sharing.finish_swaps(side.replay, side.learner)
+    side.sharing.finish_swaps(side.learner)
     assert link.traded == []
 
 

@@ -20,6 +20,7 @@ from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
 from canal_mpi.learn.nets import Dueling, Mlp
 from canal_mpi.learn.passes import Passes, passes
 from canal_mpi.learn.piece import Piece
+from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
 SEEDING = Lock()  # torch has one random stream for all threads
@@ -224,13 +225,11 @@ class DQN:
         return {f"{part}/{name}": c for part, state in states.items() for name, c in state.items()}
 
     def become(self, twin: Columns) -> None:
-        """Go on from another agent's `twin`."""
+        """Go on from another agent's `twin`, if it is of the same make."""
+        check_twin(twin, self.twin())
         for part, piece in self._pieces().items():
             start = f"{part}/"
-            theirs = {k.removeprefix(start): c for k, c in twin.items() if k.startswith(start)}
-            if theirs.keys() != piece.state().keys():
-                raise DamagedData(f"the other's {part} has the parts {sorted(theirs)}")
-            piece.restore(theirs)
+            piece.restore({k.removeprefix(start): c for k, c in twin.items() if start in k})
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         """End of a task: remember which weights mattered to it (EWC)."""

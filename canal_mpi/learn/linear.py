@@ -12,6 +12,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
+from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -214,10 +215,8 @@ class Linear:
 
     def become(self, twin: Columns) -> None:
         """Go on from another agent's `twin`."""
-        matrix = self._matrix(self.task)
-        if twin.keys() != matrix.state().keys():
-            raise DamagedData(f"the other's matrix has the parts {sorted(twin)}")
-        matrix.restore(twin)
+        check_twin(twin, self.twin())
+        self._matrix(self.task).restore(twin)
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         """End of a task: remember which weights mattered to it (EWC)."""

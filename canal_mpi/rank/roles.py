@@ -115,6 +115,7 @@ class Run:
             self.sink.flush(0)
         self.stopping.allow(self._resume_command(), self.request.max_time)
         agent.run()
+        agent.sharing.link.settle()
         if world.rank == 0:
             self.stopping.forbid()
         if world.agents < world.size:
@@ -132,10 +133,13 @@ class Run:
         path = world.from_root(lambda: str(resume.folder_to_resume(request)).encode())
         folder = Path(path.decode())
         self.directory = RunDirectory(folder)
-        if world.rank == 0 and not folder.is_dir() and world.size == 1:
-            raise Agreed(f"--resume {folder}: there is no such folder.", UsageError.code)
         world.together(lambda: self.directory.reopen() if world.rank == 0 else None)
-        return resume.choose(world, folder)
+        try:
+            return resume.choose(world, folder)
+        except Agreed:
+            if world.rank == 0:
+                self.directory.give_back()
+            raise
 
     def _nothing_is_left(self, choice: resume.Choice) -> bool:
         """Whether the run is finished, and stays so with the job as it is now."""

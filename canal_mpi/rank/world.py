@@ -10,6 +10,7 @@ import platform
 import signal
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -32,7 +33,6 @@ T = TypeVar("T")
 WORDS, ROWS, END, STOP, HISTORY = 31, 32, 33, 35, 36  # tags
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
-INIT_TIMEOUT = 120  # seconds
 
 
 class Agreed(CanalError):
@@ -245,10 +245,8 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
     library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
     foreign = "Open MPI" in launcher.name and "Open MPI" not in library
     if not foreign:  # a foreign library may abort the process when it is initialised
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(INIT_TIMEOUT)  # MPI itself would wait for a silent rank for ever
-        MPI.Init_thread()
-        signal.alarm(0)
+        with _deadline():
+            MPI.Init_thread()
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise Agreed(
             f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "
@@ -256,7 +254,14 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
             "with canal-mpi.",
             RanksDiffer.code,
         )
-    return MPI.COMM_WORLD.Dup()
+    with _deadline():
+        return MPI.COMM_WORLD.Dup()
+
+
+def _deadline() -> AbstractContextManager[None]:
+    from canal_mpi.topology.mpimail import deadline
+
+    return deadline()
 
 
 def _split(comm: "MPI.Intracomm", color: int, key: int) -> "MPI.Intracomm":

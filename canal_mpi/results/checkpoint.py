@@ -89,7 +89,7 @@ class Checkpoints:
 
     def end(self, state: State | None) -> None:
         """Training is over; evaluation and exchange come next."""
-        if state is not None and monotonic() - self._last > DEAR * self._cost / 2:
+        if state is not None and monotonic() - self._last >= DEAR * self._cost:
             self._try(state)
         self.turn(0, None)
 

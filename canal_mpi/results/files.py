@@ -76,6 +76,13 @@ class RunDirectory:
             raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
         self._take_lock()
 
+    def give_back(self) -> None:
+        """Undo `reopen` where there was no run: leave no empty folder behind."""
+        with suppress(OSError):
+            if [entry.name for entry in self.path.iterdir()] == [".lock"]:
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
+
     def _make(self, force: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a directory.")

@@ -17,6 +17,7 @@ from canal_mpi.types import Columns
 BLOCK = 512  # HDF5 leaves a block of this size in front to its user
 MAGIC = b"CANALH5\n"
 ROWS_IN_CHUNK = 16384
+SCALAR = h5py.h5s.create(h5py.h5s.SCALAR)
 MOST = 1 << 36  # bytes of arrays in a file
 
 
@@ -62,14 +63,28 @@ def write_arrays(path: Path, columns: Columns, attributes: dict[str, Any]) -> No
 
 
 def array_image(columns: Columns, attributes: dict[str, Any], pack: bool = True) -> bytes:
-    """The bytes of a file of named arrays; unpacked they are written in a fraction of the time."""
+    """The bytes of a file of named arrays; unpacked they take a tenth of the time to write."""
 
     def fill(file: Any) -> None:
         file.attrs.update(attributes)
+        if not pack:
+            return _write_plain(file, columns)
         for name, column in columns.items():
-            write_dataset(file, name, column, pack)
+            write_dataset(file, name, column)
 
     return image(fill)
+
+
+def _write_plain(file: Any, columns: Columns) -> None:
+    """Many arrays as they are, by HDF5's own calls: h5py's take a quarter of a millisecond each."""
+    links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    links.set_create_intermediate_group(True)
+    for name, column in columns.items():
+        kind, array = h5py.h5t.py_create(column.dtype, logical=True), np.asarray(column, order="C")
+        space = h5py.h5s.create_simple(array.shape) if array.ndim else SCALAR
+        dataset = h5py.h5d.create(file.id, name.encode(), kind, space, lcpl=links)
+        if array.size:
+            dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, array)
 
 
 def read_arrays(path: Path, limit: int = MOST) -> Columns:
@@ -119,12 +134,12 @@ def _opened(data: bytes, where: str) -> Iterator[Any]:
         raise DamagedData(f"{where} can't be read as HDF5: {error}.") from error
 
 
-def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
+def write_dataset(group: Any, name: str, column: Any, **attributes: Any) -> None:
     """One array; long ones in chunks that hold one byte place of many rows, which pack well."""
     if column.dtype.kind == "S":
         column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
     options: dict[str, Any] = {}
-    if pack and column.ndim and column.size > 64:
+    if column.ndim and column.size > 64:
         rows = min(len(column), ROWS_IN_CHUNK)
         chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
         options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}

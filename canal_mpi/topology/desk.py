@@ -55,6 +55,9 @@ class Carrier(Protocol):
     def poll(self) -> list[Letter]:
         """What has arrived whole."""
 
+    def settle(self) -> None:
+        """Wait until everything sent has left."""
+
     def pause(self, turn: int, peer: int, phase: str) -> None:
         """Sleep, the longer the more turns; may raise where waiting is hopeless."""
 
@@ -114,8 +117,13 @@ class Desk:
     # ── the agent's side ───────────────────────────────────────────────────────────────────────
 
     def begin(self, round_: int) -> None:
-        """A new round of this agent."""
-        self.round = round_
+        """A new round of this agent; what was traded in rounds before is void."""
+        with self._lock:
+            self.round = round_
+            for letters in self._traded.values():
+                fresh = [letter for letter in letters if letter.round >= round_]
+                letters.clear()
+                letters.extend(fresh)
 
     def stock(self, offers: Sequence[Offer], lessons: dict[Key, bytes], holder: int) -> None:
         """Lessons from before this run: everybody knows of them, `holder` has them."""
@@ -184,8 +192,7 @@ class Desk:
         """Swap messages with neighbours on the same task: one each in rounds, else what came."""
         with self._lock:
             for agent in peers:
-                letter = Letter(self.agent, kind, (self.agent, self.round), self.round, data)
-                self.carrier.send(agent, letter)
+                self._send(agent, kind, (self.agent, self.round), self.round, data)
         if self.terms.free:
             self.poll()
             with self._lock:
@@ -197,6 +204,16 @@ class Desk:
         self.waited += monotonic() - start
         with self._lock:
             return [(agent, self._traded[kind, agent].popleft().data) for agent in peers]
+
+    def part(self, peers: Sequence[int], kind: int) -> None:
+        """Say to neighbours on the same task that no more comes, without waiting for theirs."""
+        with self._lock:
+            for agent in peers:
+                self._send(agent, kind, (self.agent, self.round), self.round)
+
+    def settle(self) -> None:
+        """Wait until everything sent has left, before the agents part."""
+        self.carrier.settle()
 
     def poll(self) -> None:
         """Take in letters and answer them; never waits."""

@@ -20,6 +20,9 @@ class Nobody:
         """Nobody writes."""
         return []
 
+    def settle(self) -> None:
+        """Nothing was sent."""
+
     def pause(self, turn: int, peer: int, phase: str) -> None:
         """Nobody to wait for."""
 
@@ -49,6 +52,9 @@ class Threads:
         letters = [self.inbox.popleft() for _ in range(len(self.inbox))]
         self.received += len(letters)
         return letters
+
+    def settle(self) -> None:
+        """Everything has left at once."""
 
     def pause(self, turn: int, peer: int, phase: str) -> None:
         """Answer for agents whose threads have ended."""

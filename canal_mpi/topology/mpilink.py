@@ -4,7 +4,7 @@ from mpi4py import MPI
 
 from canal_mpi.topology.desk import Desk, Terms
 from canal_mpi.topology.graphs import Edges
-from canal_mpi.topology.mpimail import Idle, Post
+from canal_mpi.topology.mpimail import Idle, Post, deadline
 
 
 class MpiLink(Desk):
@@ -16,10 +16,6 @@ class MpiLink(Desk):
         agent = comm.Get_rank()
         sources = sorted(a for a, b in edges if b == agent)
         audience = sorted(b for a, b in edges if a == agent)
-        graph = comm.Create_dist_graph_adjacent(sources, audience, reorder=False)
-        self.post = Post(graph, idle, limit)
-        super().__init__(agent, edges, self.post, terms)
-
-    def settle(self) -> None:
-        """Wait until everything sent has left, before the ranks part."""
-        self.post.settle("the end")
+        with deadline():
+            graph = comm.Create_dist_graph_adjacent(sources, audience, reorder=False)
+        super().__init__(agent, edges, Post(graph, idle, limit), terms)

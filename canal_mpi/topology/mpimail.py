@@ -3,9 +3,11 @@
 Only buffers travel (upper-case calls): the lower-case ones pickle.
 """
 
+import signal
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
@@ -23,7 +25,20 @@ LETTER_MAGIC = b"CANALLTR"
 DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a refused message
 TAG = 11
 
+COLLECTIVE = 120  # seconds
+
 Idle = Callable[[int, str], None]
+
+
+@contextmanager
+def deadline() -> Iterator[None]:
+    """For MPI's collective calls, which would wait for a silent rank for ever: SIGALRM ends us."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(COLLECTIVE)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
 
 
 def pause(turn: int) -> None:
@@ -135,12 +150,12 @@ class Post:
         self._idle(peer, phase)
         pause(turn)
 
-    def settle(self, phase: str) -> None:
+    def settle(self) -> None:
         """Wait until everything sent has left; the desk is polled by the watch meanwhile."""
         turn = 0
         while self._out:
             self._out = [(request, held) for request, held in self._out if not request.Test()]
-            self.pause(turn, -1, phase)
+            self.pause(turn, -1, "the end")
             turn += 1
 
     def _head(self, message: MPI.Message, source: int, size: int) -> Incoming:

@@ -53,7 +53,7 @@ def columns_to_offers(columns: Columns) -> list[Offer]:
         raise DamagedData(f"offer has the columns {sorted(columns)}")
     embedding, width = columns["embedding"], columns["width"]
     shapes = {column.shape for name, column in columns.items() if name != "embedding"}
-    if shapes != {(len(width),)} or embedding.ndim != 1:
+    if len(shapes) != 1 or width.ndim != 1 or embedding.ndim != 1:
         raise DamagedData("offer's columns differ in length")
     if (width < 0).any() or int(width.sum(dtype=np.int64)) != len(embedding):
         raise DamagedData("offer's embeddings differ from their widths")
