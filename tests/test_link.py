@@ -123,6 +123,17 @@ def test_a_lesson_crosses_each_edge_once_however_many_want_it() -> None:
     assert {m.offer.donor for m in moved if m.kind == "transfer"} == {0}
 
 
+def test_nobody_hears_of_a_lesson_twice() -> None:
+    for name in ("full", "ring", "hypercube", "torus"):
+        links, told = ThreadLink.mesh(8, edges(name, 8)), list[Moved]()
+        for link in links:
+            link.note = told.append
+        for round_ in range(1, 6):
+            together(links, lambda link, r=round_: publish(link, r, r == 1))  # type: ignore[misc]
+        heard = [(m.offer.donor, m.receiver) for m in told if m.kind == "offer"]
+        assert sorted(heard) == [(a, b) for a in range(8) for b in range(8) if a != b]
+
+
 def test_only_what_is_wanted_moves_in_the_order_wanted() -> None:
     left, right = ThreadLink.mesh(2, {(0, 1)})
     moved: list[Moved] = []
@@ -302,7 +313,8 @@ def test_who_waits_for_a_relayed_lesson_hears_that_it_will_not_come() -> None:
     ]
     made.poll()
     assert carrier.sent[-1] == (2, Letter(1, LESSON, (0, 1), 2))
-    (refusal,) = [m for m in moved if m.kind == "refusal"]
+    (refusal,) = [m for m in moved if m.kind == "relay"]
+    assert "shorter" in refusal.reason
     assert (refusal.offer.donor, refusal.sender, refusal.receiver) == (0, 0, 1)
 
 

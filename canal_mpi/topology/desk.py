@@ -27,6 +27,7 @@ from canal_mpi.topology.offers import (
     pack_offers,
     unpack_offers,
 )
+from canal_mpi.topology.reach import first_tellers
 from canal_mpi.types import GRADIENTS, SWAPS, WEIGHTS, Columns, Key, Moved, Offer, Parcel
 
 OFFERS, WANT, LESSON = 1, 2, 3  # kinds of letters, beside what is traded
@@ -102,6 +103,7 @@ class Desk:
         self.audience: Sequence[int] = sorted(b for a, b in edges if a == agent)
         self.note: Callable[[Moved], None] = lambda moved: None
         self.round, self.waited = 0, 0.0
+        self._edges, self._heirs = edges, dict[int, list[int]]()
         self._agents = {agent for edge in edges for agent in edge}
         self._shelf: dict[Key, bytes] = {}  # lessons held, the oldest first
         self._heard: dict[Key, Heard] = {}
@@ -270,14 +272,18 @@ class Desk:
         """Send the news to the audience; in rounds also when there is none."""
         news, self._news = self._news, []
         for agent in self.audience:
-            fresh = [o for o in news if agent not in (o.donor, self._via(o))]
+            fresh = [offer for offer in news if agent in self._tells(offer.donor)]
             for offer in fresh:
                 self.note(Moved("offer", offer, self.agent, agent, self.round, offer.bytes))
             if fresh or not self.terms.free:
                 self._send(agent, OFFERS, (0, 0), self.round, pack_offers(fresh))
 
-    def _via(self, offer: Offer) -> int:
-        return self._heard[offer.key].via if offer.key in self._heard else self.agent
+    def _tells(self, donor: int) -> list[int]:
+        """The neighbours that hear of a donor's lessons from this agent; nobody hears twice."""
+        if donor not in self._heirs:
+            tellers = first_tellers(self._edges, donor)
+            self._heirs[donor] = [b for b, a in tellers.items() if a == self.agent]
+        return self._heirs[donor]
 
     def _listen(self, letter: Letter) -> None:
         """Note the offers of a neighbour; what is wrong is refused."""

@@ -45,6 +45,22 @@ def _walk(near: Sequence[Sequence[int]], start: int) -> tuple[list[int], Counter
     return found, served
 
 
+def first_tellers(edges: Edges, donor: int) -> dict[int, int]:
+    """Who tells each agent of a donor's lessons first: the lowest one that knew a hop earlier."""
+    near: dict[int, list[int]] = {}
+    for a, b in sorted(edges):
+        near.setdefault(a, []).append(b)
+    told, front = {donor: donor}, [donor]
+    while front:
+        heard = []
+        for a in sorted(front):
+            heard += [b for b in near.get(a, ()) if b not in told]
+            told |= {b: a for b in near.get(a, ()) if b not in told}
+        front = heard
+    del told[donor]
+    return told
+
+
 def diameter(edges: Edges, size: int) -> int:
     """The longest way that a lesson takes, where a path leads at all."""
     return max(map(max, distances(edges, size)))
