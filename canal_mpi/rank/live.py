@@ -42,6 +42,7 @@ class View:
         self._rates: dict[int, float] = {}
         self._note = ""
         self._warned: set[int] = set()
+        self.done_before = 0  # tasks that were over before this start of the run
 
     def say(self, text: str) -> None:
         """A line that stays."""
@@ -142,8 +143,9 @@ class View:
         )
 
     def _remaining(self) -> str:
-        total = self.rounds * len(self.watch.progress)
+        total = self.rounds * len(self.watch.progress) - self.done_before
         done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self.watch.progress)
+        done = max(done - self.done_before, 0)
         if done < 0.02 * total:
             return "time left: not known yet"
         left = max(total - done, 0) / done
