@@ -46,6 +46,7 @@ class View:
         self._saved = self._mean_hns = nan
         self._note = ""
         self._warned: set[int] = set()
+        self.done_before = 0  # tasks that were over before this start of the run
 
     @property
     def _progress(self) -> list[Progress]:
@@ -145,8 +146,9 @@ class View:
 
     def _left(self) -> float:
         """Seconds that the run will still take, NaN at first."""
-        total = self.rounds * len(self._progress)
+        total = self.rounds * len(self._progress) - self.done_before
         done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._progress)
+        done = max(done - self.done_before, 0)
         if done < 0.02 * total:
             return nan
         return (monotonic() - self._start) * max(total - done, 0) / done

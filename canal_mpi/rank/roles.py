@@ -158,6 +158,9 @@ class Run:
         assert self.choice is not None
         state = resume.fetch(self.world, self.plan.folder, self.choice)
         position.restore(agent, state)
+        agent.record.progress.total_steps = 0  # steps a second count from here
+        if self.world.rank == 0:
+            self.view.done_before = (self.choice.round - 1) * self.world.size
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
     def _resume_command(self) -> str:
