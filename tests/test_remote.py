@@ -198,7 +198,10 @@ class Board:
         return Lane(port, "rank 9 on there", 1 << 20, lambda peer, what: None, timeout)  # type: ignore[arg-type]
 
 
-def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(tmp_path: Path) -> None:
+def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for the worker's plugins
     board = Board([job_of(1, "plugins:Hangs-v0"), job_of(1)], tmp_path)
     stuck, fine = (maker(maker.job.tasks[0], "train", 0) for maker in board.makers)
     board.makers[0].channels[0]._timeout = 1.0  # type: ignore[attr-defined]

@@ -220,7 +220,7 @@ def test_an_agent_that_never_plays_lets_the_others_go_on() -> None:
     sides = _sides(2, lsc__save=10, lsc__load=50)
     _together(sides, [(0, {}), (100, {})])
     assert sides[1].arrived() == []
-    assert sides[0].arrived() == [list(range(50))]
+    assert sides[0].arrived() == []
 
 
 def test_a_task_that_is_played_again_after_a_dropped_lesson_swaps_from_its_start() -> None:

@@ -80,16 +80,18 @@ def same_bits(one: Columns, other: Columns) -> bool:
 def test_who_says_goodbye_is_left_out_from_then_on() -> None:
     links = ThreadLink.mesh(3, full(3))
     groups = [Group(links[k], SWAPS, [p for p in range(3) if p != k]) for k in range(3)]
-    says = [[b"a", b""], [b"b", b"bb", b"bbb"], [b"c", b"cc", b"ccc"]]
+    says = [[b"a"], [b"b", b"bb", b"bbb"], [b"c", b"cc", b"ccc"]]
     heard: list[list[list[tuple[int, bytes]]]] = [[], [], []]
 
     def live(k: int) -> None:
         heard[k] = [groups[k].trade(words) for words in says[k]]
+        if k == 0:
+            groups[k].leave()
 
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(live, k) for k in range(3)]:
             future.result(timeout=30)
-    assert heard[0] == [[(1, b"b"), (2, b"c")], [(1, b"bb"), (2, b"cc")]]
+    assert heard[0] == [[(1, b"b"), (2, b"c")]]
     assert heard[1] == [[(0, b"a"), (2, b"c")], [(2, b"cc")], [(2, b"ccc")]]
     assert heard[2] == [[(0, b"a"), (1, b"b")], [(1, b"bb")], [(1, b"bbb")]]
     assert [group.peers for group in groups] == [[], [2], [1]]
