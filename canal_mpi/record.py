@@ -62,11 +62,11 @@ class Recorder:
         """All counts of the running task."""
         counts = [self.env_steps, self.probe_steps, self.updates, self._episodes, self._turns]
         times = [self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait]
-        parcels = [(*key, p.seconds, p.wait_seconds) for key, p in self._parcels.items()]
+        parcels = [(*key, p.seconds, p.wait_seconds, p.sender) for key, p in self._parcels.items()]
         return under("progress", record_to_columns(self.progress)) | {
             "counts": np.array([*counts, self.unwritten], dtype="<i8"),
             "times": np.array([*times, perf_counter() - self._start]),
-            "parcels": np.array(parcels, dtype="<f8").reshape(-1, 4),
+            "parcels": np.array(parcels, dtype="<f8").reshape(-1, 5),
             "losses": np.array(self._losses, dtype="<f8"),
             "recent": np.array(self._recent, dtype="<f8"),
             "exam": np.array(self._exam, dtype="<f8").reshape(-1, 2),
@@ -82,10 +82,10 @@ class Recorder:
         self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait = times
         self.unwritten, self._start = bool(unwritten), perf_counter() - elapsed
         known = {offer.key: offer for offer in offers}
-        for donor, round_, seconds, waited in state["parcels"].tolist():
+        for donor, round_, seconds, waited, sender in state["parcels"].tolist():
             key = (int(donor), int(round_))
             if key in known:  # others were dropped already
-                self._parcels[key] = Parcel(known[key], b"", seconds, waited)
+                self._parcels[key] = Parcel(known[key], b"", seconds, waited, sender=int(sender))
         self._losses = state["losses"].tolist()
         self._recent.extend(state["recent"].tolist())
         self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]

@@ -29,7 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def episodes(folder: Path) -> Columns:
-    (path,) = folder.glob("*[0-9].h5")
+    (path,) = folder.glob("*[0-9][0-9].h5")
     with h5py.File(path) as file:
         assert file["episodes/return"].attrs["unit"] == "game points"
         return {name: column[()] for name, column in file["episodes"].items()}
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: Path) -> None:
     arrays = read_arrays(path)
     odd = next(name for name in arrays if name.startswith("pieces/"))
     write_arrays(path, arrays | {odd: np.zeros(3, dtype=np.float32)}, {})
-    with pytest.raises(DamagedData, match="does not fit"):
+    with pytest.raises(DamagedData, match="fit|shape"):
         load_policy(load(trained), 0)
     path.unlink()
     with pytest.raises(UsageError, match="is missing"):

@@ -126,7 +126,8 @@ def test_donors_are_found_only_along_an_edge(
         topology = str(tmp_path / "edges.txt")
         lines = "".join(f"{a} -> {b}\n" for a, b in sorted(edges))
         Path(topology).write_text(f"# a line of five, one way\n{lines}")
-    result = mpirun(5, "train", *SMOKE, *LAZY, "--topology", topology, "--out", str(out), mpi=mpi)
+    options = ("--topology", topology, "--set", "share.relay=false", "--out", str(out))
+    result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)
     assert result.code == 0, result.err
     found = {(donor, agent) for agent, donor, _ in donors(out / "run.h5")}
     assert found and found <= edges

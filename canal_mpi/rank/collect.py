@@ -119,6 +119,7 @@ class Collector(Rows):
         }
         messages = self.world.gather(encode(past), HISTORY, ROWS_LIMIT, self.world.agents)
         if self.store is not None:
+            self.write_arrived()  # what was posted is in the histories too
             self.store.clear()
             known = [decode(message, ROWS_LIMIT) for message in messages]
             for round_ in sorted({round_ for past in known for round_ in past}):

@@ -6,7 +6,7 @@ from canal_mpi.rank.world import World
 
 PROBE = 1 << 21  # bytes
 TAG = 37
-PACKING = 200e6  # bytes of rows a second that are packed and unpacked (canal-mpi bench lesson)
+PACKING = 100e6  # bytes of rows a second that are packed and unpacked (canal-mpi bench lesson)
 
 
 def slowest_link(world: World) -> float:
