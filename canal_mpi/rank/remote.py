@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 Idle = Callable[[int, str], None]
 CLOSE = 3e-3  # seconds around the usual time in which the answer is looked for without a sleep
 SLACK = 100e-6  # seconds by which a sleep may be too long
+EARLY = 0.7  # of the usual time is slept: who spins longer slows down the other half of its core
 LONGEST = 2e-3  # seconds between two looks otherwise
 
 
@@ -68,10 +69,10 @@ class Lane:
         return found
 
     def _rest(self, waited: float) -> None:
-        half = self._usual / 2
-        if waited < half - SLACK:
-            sleep(min(half - SLACK - waited, LONGEST))
-        elif waited < half + CLOSE:
+        early = EARLY * self._usual
+        if waited < early - SLACK:
+            sleep(min(early - SLACK - waited, LONGEST))
+        elif waited < early + CLOSE:
             os.sched_yield()
         else:
             sleep(min(waited / 10, LONGEST))
