@@ -107,9 +107,7 @@ class MemoryConfig:
     current_bias: float = setting(
         0.75, "probability that a batch comes from the current task; old ones come on top", 0.01, 1
     )
-    rehearse: bool = setting(True, "learn from the rewards of old tasks again, too")
     alpha: float = setting(1.0, "weight of staying near stored values (DER++); 0: none", 0)
-    imitate: float = setting(0.0, "weight of the policy that stored values had; 0: none", 0)
     ewc: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
     ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
     ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)

@@ -100,18 +100,20 @@ class Sharing:
         self, score: float, replay: Replay, learner: Learner, rng: np.random.Generator
     ) -> None:
         """Tell the audience what this task gave; only own play is offered."""
-        self.record.phase("exchanging")
-        offer, data, waited = None, b"", self.link.waited
+        self.record.phase("saving")
+        rows: Columns = {"action": np.zeros(0)}
         if len(replay.own):
             rows = self._chosen(replay, learner, rng)
             network = learner.network() if self.job.reuse.network else {}
             self._save(score, rows, network)
-            if self.link.audience and len(rows["action"]):
-                embedding = self.embedding(rows, rng)
-                rows, data = self._packed(rows, network)
-                size = (len(rows["action"]), len(data))
-                if data:
-                    offer = Offer(self.number, self.round, self.task, score, *size, embedding)
+        self.record.phase("exchanging")
+        offer, data, waited = None, b"", self.link.waited
+        if self.link.audience and len(rows["action"]):
+            embedding = self.embedding(rows, rng)
+            rows, data = self._packed(rows, network)
+            size = (len(rows["action"]), len(data))
+            if data:
+                offer = Offer(self.number, self.round, self.task, score, *size, embedding)
         self.link.publish(offer, data)
         self.record.waited(self.link.waited - waited)
 

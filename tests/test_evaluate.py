@@ -101,7 +101,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: Path) -> None:
     arrays = read_arrays(path)
     odd = next(name for name in arrays if name.startswith("pieces/"))
     write_arrays(path, arrays | {odd: np.zeros(3, dtype=np.float32)}, {})
-    with pytest.raises(DamagedData, match="fit|shape"):
+    with pytest.raises(DamagedData, match=r"fit|shape"):
         load_policy(load(trained), 0)
     path.unlink()
     with pytest.raises(UsageError, match="is missing"):

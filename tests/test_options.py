@@ -792,6 +792,14 @@ def test_the_simnets_distance_compares_weights_or_outputs() -> None:
         assert agent.sharing.measure == kind
 
 
+def test_every_task_may_have_an_input_layer_of_its_own() -> None:
+    for own in (True, False):
+        dqn = small_dqn(small_job(learn__own_input=own, learn__widths=[8, 8]))
+        assert ("input" in dqn.names(RIGHT)) == own
+        dqn.begin(LEFT)
+        assert (f"input/{LEFT}" in dqn.pieces) == own
+
+
 # ── lsc ────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -16,7 +16,7 @@ from canal_mpi.errors import DamagedData, RankFailed, UsageError
 from canal_mpi.games import TEN_GAMES
 from canal_mpi.job import TaskConfig
 from canal_mpi.tasks import canonical, common_spaces, make_game
-from canal_mpi.tasks.atari import AtariGame, atari_games
+from canal_mpi.tasks.atari import AtariGame, Emulator, atari_games
 from canal_mpi.tasks.gym import GymGame
 from canal_mpi.tasks.local import Game, LocalEnvs
 from canal_mpi.types import CUT, ENDED, LIFE, Array, Columns, Spaces
@@ -584,3 +584,23 @@ def test_closing_a_batch_closes_every_game() -> None:
     games = [Counter(), Counter()]
     LocalEnvs("counter", games, games[0].spaces).close()
     assert all(game.closed for game in games)
+
+
+@pytest.mark.atari
+def test_a_used_emulator_plays_like_a_new_one() -> None:
+    def play(steps: int) -> list[bytes]:
+        game = make_game("Krull", TaskConfig(), np.random.SeedSequence(5))
+        rng, seen = np.random.default_rng(1), [game.reset().tobytes()]
+        for _ in range(steps):
+            obs, _, flags = game.step(int(rng.integers(18)))
+            seen.append(obs.tobytes())
+            if flags & (ENDED | CUT):
+                seen.append(game.reset().tobytes())
+        game.close()
+        return seen
+
+    Emulator.idle.clear()
+    new = play(600)
+    (held,) = Emulator.idle
+    assert play(600) == new
+    assert Emulator.idle == [held]

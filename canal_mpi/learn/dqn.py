@@ -131,28 +131,14 @@ class DQN:
         if batch.imitate and self.teacher is not None:
             extra, slope = imitation(values, self.teacher.values(obs), self.reuse.temperature)
             loss, gradient = loss + batch.imitate * extra, gradient.add_(slope, alpha=batch.imitate)
-        if batch.stored is not None:
-            loss, gradient = self._remember(batch.stored, values, loss, gradient)
+        if batch.stored is not None and self.memory.alpha:
+            kept = torch.from_numpy(batch.stored).to(self.device)
+            extra, slope = stored_values(values, kept)
+            alpha = self.memory.alpha
+            loss, gradient = loss + alpha * extra, gradient.add_(slope, alpha=alpha)
         online.backward(gradient)
         self._step(batch.task)
         return float(loss)
-
-    def _remember(
-        self, stored: Array, values: Tensor, loss: Tensor, gradient: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss and gradient of a batch of an old task: what it is rehearsed by."""
-        settings, kept = self.memory, torch.from_numpy(stored).to(self.device)
-        if not settings.rehearse:
-            loss, gradient = loss * 0, gradient.zero_()
-        if settings.alpha:
-            extra, slope = stored_values(values, kept)
-            loss = loss + settings.alpha * extra
-            gradient.add_(slope, alpha=settings.alpha)
-        if settings.imitate:
-            extra, slope = imitation(values, kept, self.reuse.temperature)
-            loss = loss + settings.imitate * extra
-            gradient.add_(slope, alpha=settings.imitate)
-        return loss, gradient
 
     def _goals(self, batch: Batch) -> Tensor:
         online, target = self._network(batch.task)

@@ -121,29 +121,15 @@ class Linear:
         if batch.imitate and self.teacher is not None:
             extra, more = imitation(values, obs @ self.teacher, self.reuse.temperature)
             loss, slope = loss + batch.imitate * extra, slope + np.float32(batch.imitate) * more
-        if batch.stored is not None:
-            loss, slope = self._remember(batch.stored, values, loss, slope)
+        if batch.stored is not None and self.memory.alpha:
+            apart = values - batch.stored
+            loss += self.memory.alpha * float(np.square(apart).mean())
+            slope = slope + np.float32(2 * self.memory.alpha / apart.size) * apart
         gradient = obs.T @ slope
         if self.combine and batch.task == self.task:
             gradient = self.combine(gradient.reshape(-1)).reshape(gradient.shape)
         self._step(matrix, gradient)
         return loss
-
-    def _remember(
-        self, stored: Array, values: Array, loss: float, slope: Array
-    ) -> tuple[float, Array]:
-        """Loss and gradient of a batch of an old task: what it is rehearsed by."""
-        settings = self.memory
-        if not settings.rehearse:
-            loss, slope = 0.0, np.zeros_like(slope)
-        if settings.alpha:
-            apart = values - stored
-            loss += settings.alpha * float(np.square(apart).mean())
-            slope = slope + np.float32(2 * settings.alpha / apart.size) * apart
-        if settings.imitate:
-            extra, more = imitation(values, stored, self.reuse.temperature)
-            loss, slope = loss + settings.imitate * extra, slope + settings.imitate * more
-        return loss, slope
 
     def _goals(self, batch: Batch) -> Array:
         matrix, obs = self._matrix(batch.task), self._input(batch.next_states)

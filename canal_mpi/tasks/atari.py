@@ -1,7 +1,7 @@
 """Atari games on the emulator itself, seen as RAM or as stacked grey frames."""
 
 from functools import cache
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import ale_py
 import ale_py.roms
@@ -25,29 +25,60 @@ def atari_games() -> dict[str, str]:
     return names
 
 
+MOST_IDLE = 16  # emulators that are kept for the next game
+
+
+class Emulator:
+    """A loaded game. Loading takes a quarter of a second, so emulators are used again.
+
+    Set back to its first state a used one plays like a new one: without sticky actions of its own,
+    the emulator draws no random numbers.
+    """
+
+    idle: ClassVar[list["Emulator"]] = []
+
+    def __init__(self, task: str) -> None:
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.task, self.ale = task, ale_py.ALEInterface()
+        self.ale.setInt("random_seed", 0)
+        self.ale.setFloat("repeat_action_probability", 0.0)  # see AtariGame._act
+        rom = ale_py.roms.get_rom_path(atari_games()[task])
+        if rom is None:
+            raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
+        self.ale.loadROM(rom)
+        self._first = self.ale.cloneState(include_rng=True)
+
+    @classmethod
+    def of(cls, task: str) -> "Emulator":
+        """One that is as new."""
+        found = next((one for one in cls.idle if one.task == task), None)
+        if found is None:
+            return cls(task)
+        cls.idle.remove(found)
+        found.ale.restoreState(found._first)
+        return found
+
+    def give_back(self) -> None:
+        """Keep it for the next game; the longest idle one makes room."""
+        self.idle.append(self)
+        del self.idle[:-MOST_IDLE]
+
+
 class AtariGame:
     """One game on the Arcade Learning Environment, seen as RAM or as stacked grey frames."""
 
     def __init__(self, task: str, config: TaskConfig, seed: np.random.SeedSequence) -> None:
         self.config = config
         self.rng = np.random.Generator(np.random.PCG64(seed))
-        self._load(task, int(self.rng.integers(1 << 31)))
+        self.rng.integers(1 << 31)  # once the emulator's seed: streams stay as they were
+        self._emulator: Emulator | None = Emulator.of(task)
+        self.ale = self._emulator.ale
         self.actions = [int(action.value) for action in self.ale.getLegalActionSet()]
         pixels = config.obs == "pixels"
         self.spaces = Spaces(PIXELS if pixels else (128,), "|u1", len(self.actions))
         self._ram = np.zeros(128, dtype=np.uint8)
         self._screen = Screen(self.ale) if pixels else None
         self._steps = self._lives = self._last_action = 0
-
-    def _load(self, task: str, seed: int) -> None:
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-        self.ale = ale_py.ALEInterface()
-        self.ale.setInt("random_seed", seed)
-        self.ale.setFloat("repeat_action_probability", 0.0)  # see _act
-        rom = ale_py.roms.get_rom_path(atari_games()[task])
-        if rom is None:
-            raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
-        self.ale.loadROM(rom)
 
     def reset(self) -> Array:
         """Start an episode, after a random number of no-ops."""
@@ -121,7 +152,10 @@ class AtariGame:
         return screen
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Leave the emulator to the next game."""
+        if self._emulator:
+            self._emulator.give_back()
+            self._emulator = None
 
 
 class Screen:
