@@ -63,6 +63,8 @@ def _restore(agent: "Agent", state: Columns) -> None:
     agent.replay.own.restore(inside("own", state))
     agent.replay.foreign = float(state["foreign"][0])
     agent.sharing.begin(agent.task, round_)
+    if attempt.lessons:
+        agent.sharing.sync.leave(agent.learner)
     agent.sharing.link.restore(inside("link", state))
     agent.explore, agent.draws = agent.stream("explore"), agent.stream("sample")
     seeding.rewind(agent.explore, state["streams/explore"])

@@ -698,7 +698,10 @@ def _roles_run(**settings: Any) -> roles.Run:
     edges = [(0, 1), (1, 0)]
     run.plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
     watch = SimpleNamespace(idle=None)
-    run.world, run.number = cast(Any, SimpleNamespace(agents_comm=object(), watch=watch)), 0
+    run.world, run.number = (
+        cast(Any, SimpleNamespace(agents_comm=object(), agents=2, watch=watch)),
+        0,
+    )
     return run
 
 

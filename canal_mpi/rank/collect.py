@@ -69,6 +69,8 @@ class Collector(Rows):
         mail, store, found = self.world.mail, self.store, False
         if not self.free or self._busy or store is None or mail is None:
             return
+        if self.world.watch.stopping:
+            return  # nothing may come between this rank and its checkpoint
         self._busy = True  # waiting for a message calls the watch, and that this
         while (rank := mail.waiting(ROWS)) >= 0:
             message = mail.collect(rank, ROWS, ROWS_LIMIT, "the gathering")
@@ -80,8 +82,9 @@ class Collector(Rows):
 
     def _gather(self, round_: int) -> None:
         """Everybody's rows of a round, written before anybody goes on."""
-        among = self.world.agents
+        among, self._busy = self.world.agents, True  # these rows are gathered, not posted
         messages = self.world.gather(self._history[round_], ROWS, ROWS_LIMIT, among)
+        self._busy = False
         if self.store is not None:
             for rank, message in enumerate(messages):
                 self.store.append(decode(message, ROWS_LIMIT), rank)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,10 @@ def make_plan(request: Request, hosts: Sequence[str]) -> Plan:
 
     job = tasks.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, len(hosts))
+    if job.share.lessons:
+        _check_lessons(job)
+        there = str(Path(job.share.lessons).absolute())  # a resume may start elsewhere
+        job = replace(job, share=replace(job.share, lessons=there))
     run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
     return plan_of(job, _folder(request, job), run_id, first, hosts)
 
@@ -91,8 +95,6 @@ def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str
     orders = orders_of(job, first, len(hosts))
     plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, hosts)))
     _check_sync(plan)
-    if job.share.lessons:
-        _check_lessons(job)
     return plan
 
 

@@ -48,7 +48,7 @@ def conduct(
         program()
     except Stopped:
         assert run is not None
-        return run.stopping.leave()
+        return _leave(world, run)
     except Agreed as error:
         return end_together(world, str(error), error.code)
     except KeyboardInterrupt:
@@ -63,6 +63,14 @@ def conduct(
         words = f"{who(world)} failed: {type(error).__name__}: {error}"
         return fail(world, f"{words}{log_hint()}{run.stopping.hint if run else ''}", 70)
     return 0
+
+
+def _leave(world: World, run: "Run") -> int:
+    """A polite stop; who falls silent in it ends the job after all."""
+    try:
+        return run.stopping.leave()
+    except CanalError as error:
+        return fail(world, f"{who(world)}: {error}{run.stopping.hint}", error.code)
 
 
 class Run:
@@ -90,10 +98,13 @@ class Run:
         if world.rank == 0:
             self._open_results()
         if world.serves:
-            world.together(self._build_server).serve()
+            server = world.together(self._build_server)
+            signals.may_wait = True  # a signal is a wish here too: agents have to save
+            server.serve()
         else:
             self._live(world.together(self._build))
         world.meet()  # who is done answers letters until all are
+        self.stopping.forbid()
         if not world.serves:
             self.sink.close()
         world.finish()
@@ -116,8 +127,6 @@ class Run:
         self.stopping.allow(self._resume_command(), self.request.max_time)
         agent.run()
         agent.sharing.link.settle()
-        if world.rank == 0:
-            self.stopping.forbid()
         if world.agents < world.size:
             agent.envs.close()
 
@@ -160,7 +169,7 @@ class Run:
         position.restore(agent, state)
         agent.record.progress.total_steps = 0  # steps a second count from here
         if self.world.rank == 0:
-            self.view.done_before = (self.choice.round - 1) * self.world.size
+            self.view.done_before = (self.choice.round - 1) * self.world.agents
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
     def _resume_command(self) -> str:
@@ -306,7 +315,8 @@ class Run:
 
     def _link(self) -> Link:
         share, comm = self.plan.job.share, self.world.agents_comm
-        if comm is None or not (self.plan.edges or share.lessons):
+        shares = self.world.agents > 1 and (self.plan.edges or share.lessons)
+        if comm is None or not shares:
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 

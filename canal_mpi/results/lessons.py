@@ -39,11 +39,10 @@ def _read(path: Path, spaces: Spaces, limit: int) -> tuple[Lesson, bytes]:
     try:
         donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
         task, score = columns["task"][0].decode(), float(columns["score"][0])
-        rows = {name: columns[name] for name in ROWS}
-    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        rows, start = {name: columns[name] for name in ROWS}, "network/"
+        network: Columns = {k.removeprefix(start): c for k, c in columns.items() if start in k}
+        data = pack(donor, -round_, task, rows, network)
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamagedData(f"no lesson: {error}") from error
-    start = "network/"
-    network: Columns = {k.removeprefix(start): c for k, c in columns.items() if start in k}
-    data = pack(donor, -round_, task, rows, network)
     offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
     return unpack(data, offer, spaces, limit), data

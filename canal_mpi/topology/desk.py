@@ -31,6 +31,7 @@ from canal_mpi.topology.reach import first_tellers
 from canal_mpi.types import GRADIENTS, SWAPS, WEIGHTS, Columns, Key, Moved, Offer, Parcel
 
 OFFERS, WANT, LESSON = 1, 2, 3  # kinds of letters, beside what is traded
+BROKEN = b"broken"  # stands for a traded message that did not arrive whole
 KINDS = (OFFERS, WANT, LESSON, SWAPS, WEIGHTS, GRADIENTS)
 
 
@@ -242,7 +243,7 @@ class Desk:
     def _arrived(self, peers: Sequence[int], kind: int) -> list[tuple[int, bytes]]:
         """With the free clock: everything that peers sent in this agent's round."""
         letters = [letter for agent in peers for letter in self._traded.pop((kind, agent), ())]
-        return [(x.sender, x.data) for x in letters if x.round == self.round and x.data]
+        return [(x.sender, x.data) for x in letters if x.round == self.round]
 
     def _settled(self, key: Key) -> bool:
         return key not in self._asked
@@ -266,7 +267,17 @@ class Desk:
         elif letter.kind == LESSON:
             self._accept(letter)
         else:
-            self._traded.setdefault((letter.kind, letter.sender), deque()).append(letter)
+            self._take_traded(letter)
+
+    def _take_traded(self, letter: Letter) -> None:
+        """Keep what a neighbour traded; with the free clock only its newest weights."""
+        if letter.trouble:
+            logger.warning("what agent %d sent is refused: %s", letter.sender, letter.trouble)
+            letter = letter._replace(data=BROKEN)  # an empty one would be a goodbye
+        line = self._traded.setdefault((letter.kind, letter.sender), deque())
+        if self.terms.free and letter.kind == WEIGHTS:
+            line.clear()
+        line.append(letter)
 
     def _tell(self) -> None:
         """Send the news to the audience; in rounds also when there is none."""
@@ -373,8 +384,11 @@ class Desk:
         """Hold a lesson for others; the oldest make room, passed-on ones before own ones."""
         self._shelf[key] = data
         while sum(map(len, self._shelf.values())) > self.terms.hold and len(self._shelf) > 1:
-            foreign = [k for k in self._shelf if k[0] != self.agent and k != key]
-            del self._shelf[(foreign or list(self._shelf))[0]]
+            foreign = [k for k in self._shelf if k[0] != self.agent and k[1] > 0 and k != key]
+            own = [k for k in self._shelf if k[1] > 0 and k != key]  # those from before stay
+            if not (foreign or own):
+                break
+            del self._shelf[(foreign or own)[0]]
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 

@@ -8,7 +8,7 @@ from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData
 from canal_mpi.types import Columns, Offer
 
-SMALL = 1 << 20  # the largest message of offers
+SMALL = 1 << 24  # the largest message of offers; embeddings of pixels are large
 COLUMNS = {
     "donor": "<i4",
     "round": "<i4",
