@@ -23,7 +23,7 @@ class Browser:
         command = [program, *FLAGS, f"--user-data-dir={folder / 'profile'}", "about:blank"]
         pipes = f'exec "$@" 3<&{ours[0]} 4>&{theirs[1]}'
         self.process = subprocess.Popen(
-            ["sh", "-c", pipes, "sh", *command],
+            ["bash", "-c", pipes, "bash", *command],  # sh knows no descriptors above 9
             pass_fds=(ours[0], theirs[1]),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
