@@ -79,6 +79,7 @@ class Agent:
         self.learner.begin(task)
         self.sharing.begin(task, round_)
         lessons, before = self.take_lessons()
+        self.record.phase("saving")  # from here to the training: the first checkpoint of the task
         attempt = self.with_lessons(lessons, before) if lessons else self.alone()
         self.saver.start(lambda: position.state_of(self))
         return attempt
