@@ -19,6 +19,7 @@ MAGIC = b"CANALH5\n"
 ROWS_IN_CHUNK = 16384
 SCALAR = h5py.h5s.create(h5py.h5s.SCALAR)
 MOST = 1 << 36  # bytes of arrays in a file
+FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 
 def image(fill: Callable[[Any], None]) -> bytes:
@@ -94,6 +95,12 @@ def read_arrays(path: Path, limit: int = MOST) -> Columns:
 
 def parse_arrays(data: bytes, where: str, limit: int = MOST) -> Columns:
     """The arrays in the bytes of a file whose checksum was right. That proves no good will."""
+    with _opened(data, where) as file:
+        return arrays_in(file, where, limit)
+
+
+def arrays_in(file: Any, where: str, limit: int) -> Columns:
+    """The arrays of an open file, each looked at before it is read."""
     found: Columns = {}
     total = 0
 
@@ -105,18 +112,24 @@ def parse_arrays(data: bytes, where: str, limit: int = MOST) -> Columns:
                 raise DamagedData(f"{where} announces over {limit} bytes of arrays.")
             found[name] = np.asarray(item[()])
 
-    with _opened(data, where) as file:
-        file.visititems(visit)  # links to elsewhere are not followed
+    file.visititems(visit)  # links to elsewhere are not followed
     return found
 
 
 def proper_bytes(name: str, item: Any, where: str) -> int:
     """The size of a dataset that lies in its file, plainly; DamagedData for any other."""
-    if item.external or item.is_virtual or item.dtype.kind not in "biufS":
+    if item.dtype.kind not in "biufS" or flaw(item):
         raise DamagedData(f"{where}: '{name}' is not a plain array in this file.")
-    if item.compression not in (None, "gzip"):
-        raise DamagedData(f"{where}: '{name}' is packed by {item.compression}.")
     return int(item.size) * int(item.dtype.itemsize)
+
+
+def flaw(item: Any) -> str:
+    """Why a dataset may not be read: it reads other files, or has filters that are not ours."""
+    if item.is_virtual or item.external is not None:
+        return "is stored in other files"
+    plist = item.id.get_create_plist()
+    filters = {plist.get_filter(k)[0] for k in range(plist.get_nfilters())}
+    return "" if filters <= FILTERS else "is packed in an unknown way"
 
 
 def parse_attributes(data: bytes, where: str) -> dict[str, Any]:

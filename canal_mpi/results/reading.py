@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from canal_mpi.errors import DamagedData, StorageError, UsageError
-from canal_mpi.results.hdf5 import BLOCK, MAGIC, checked_image
+from canal_mpi.results.hdf5 import BLOCK, MAGIC, arrays_in, checked_image, flaw
 from canal_mpi.schema import SCHEMA_VERSION, TABLES, Column
 from canal_mpi.types import Array, Columns
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 LIMIT = 1 << 30  # bytes that the datasets of a file may unpack to, all together
 LONGEST_TEXT = 4096
-FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
 
 @dataclass(frozen=True)
@@ -144,22 +143,8 @@ def open_file(path: Path) -> Any:
 
 def checked_arrays(path: Path) -> Columns:
     """The arrays of any file of ours, each looked at before it is read."""
-
-    def bad(why: str) -> DamagedData:
-        return DamagedData(f"{path} is not as canal-mpi writes it: {why}.")
-
-    found: dict[str, Any] = {}
     with open_file(path) as file:
-        file.visititems(
-            lambda name, item: (
-                found.update({name: item}) if isinstance(item, h5py.Dataset) else None
-            )
-        )
-        for item in found.values():
-            check_dataset(item, bad)
-        if sum(item.size * item.dtype.itemsize for item in found.values()) > LIMIT:
-            raise bad(f"its arrays are larger than {LIMIT >> 20} MB")
-        return {name: np.asarray(item[()]) for name, item in found.items()}
+        return arrays_in(file, str(path), LIMIT)
 
 
 def agent_numbers(agents: Columns, count: int) -> list[int]:
@@ -289,12 +274,8 @@ class _Reader:
 
 def check_dataset(data: Any, bad: Any) -> None:
     """Refuse storage that reads other files, and filters that are not ours."""
-    plist = data.id.get_create_plist()
-    if data.is_virtual or data.external is not None:
-        raise bad(f"'{data.name}' is stored in other files")
-    for k in range(plist.get_nfilters()):
-        if plist.get_filter(k)[0] not in FILTERS:
-            raise bad(f"'{data.name}' is packed in an unknown way")
+    if why := flaw(data):
+        raise bad(f"'{data.name}' {why}")
 
 
 def _empty(column: Column, rows: int) -> Array:
