@@ -26,39 +26,36 @@ def neighbours(edges: Edges, size: int) -> list[list[int]]:
 def distances(edges: Edges, size: int) -> Distances:
     """Hops from each agent (row) to each other; UNREACHED where no path leads."""
     near = neighbours(edges, size)
-    return [_walk(near, agent)[0] for agent in range(size)]
-
-
-def _walk(near: Sequence[Sequence[int]], start: int) -> tuple[list[int], Counter[int]]:
-    """Hops from one agent to each, and how many each serves: the lowest-numbered one does."""
-    found, served = [UNREACHED] * len(near), Counter[int]()
-    found[start], front = 0, [start]
-    while front and served.total() < len(near) - 1:
-        heard = []
-        for a in front:
-            for b in near[a]:
-                if found[b] == UNREACHED:
-                    found[b] = found[a] + 1
-                    served[a] += 1
-                    heard.append(b)
-        front = sorted(heard)
-    return found, served
+    return [_hops(_tellers(near, agent), agent, size) for agent in range(size)]
 
 
 def first_tellers(edges: Edges, donor: int) -> dict[int, int]:
     """Who tells each agent of a donor's lessons first: the lowest one that knew a hop earlier."""
-    near: dict[int, list[int]] = {}
-    for a, b in sorted(edges):
-        near.setdefault(a, []).append(b)
+    return _tellers(neighbours(edges, 1 + max(map(max, edges), default=donor)), donor)
+
+
+def _tellers(near: Sequence[Sequence[int]], donor: int) -> dict[int, int]:
+    """The same, from each agent's neighbours; nearer agents come first."""
     told, front = {donor: donor}, [donor]
-    while front:
+    while front and len(told) < len(near):
         heard = []
-        for a in sorted(front):
-            heard += [b for b in near.get(a, ()) if b not in told]
-            told |= {b: a for b in near.get(a, ()) if b not in told}
-        front = heard
+        for a in front:
+            for b in near[a]:
+                if b not in told:
+                    told[b] = a
+                    heard.append(b)
+        front = sorted(heard)
     del told[donor]
     return told
+
+
+def _hops(tellers: Mapping[int, int], donor: int, size: int) -> list[int]:
+    """How far each agent is from the donor, along those who tell."""
+    found = [UNREACHED] * size
+    found[donor] = 0
+    for agent, teller in tellers.items():
+        found[agent] = found[teller] + 1
+    return found
 
 
 def diameter(edges: Edges, size: int) -> int:
@@ -134,8 +131,11 @@ def spread(edges: Edges, size: int, donor: int) -> Spread:
 
 
 def _spread(near: Sequence[Sequence[int]], donor: int) -> Spread:
-    hops, served = _walk(near, donor)
-    return Spread(max(hops), served.total(), max(served.values(), default=0))
+    tellers = _tellers(near, donor)
+    served = Counter(tellers.values())
+    return Spread(
+        max(_hops(tellers, donor, len(near))), served.total(), max(served.values(), default=0)
+    )
 
 
 def worst_spread(edges: Edges, size: int) -> Spread:
