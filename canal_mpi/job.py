@@ -176,6 +176,11 @@ class ShareConfig:
     limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
     hold_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)
 
+    @property
+    def free(self) -> bool:
+        """Whether nobody waits for anybody's round."""
+        return self.exchange == "free"
+
 
 @dataclass(frozen=True)
 class SimnetConfig:

@@ -17,6 +17,7 @@ from canal_mpi.games import human_normalised
 from canal_mpi.job import Job
 from canal_mpi.pick import suggestion
 from canal_mpi.rank import build
+from canal_mpi.rank.ending import Stopping
 from canal_mpi.rank.policy import Policy, checkpoint, job_of, policy_from
 from canal_mpi.rank.roles import conduct
 from canal_mpi.rank.world import ROWS, World
@@ -57,8 +58,8 @@ Pair = tuple[int, str]
 
 def evaluate(wish: Wish) -> int:
     """The whole program on one rank; returns its exit code."""
-    world = World()
-    return conduct(world, lambda: Evaluation(world, wish).go())
+    stopping = Stopping(World())
+    return conduct(stopping, Evaluation(stopping.world, wish).go)
 
 
 class Evaluation:

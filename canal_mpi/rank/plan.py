@@ -117,7 +117,7 @@ def _check_sync(plan: Plan) -> None:
     """Gradients are averaged in step by agents that all hear each other."""
     if plan.job.sync.mode != "gradients":
         return
-    if plan.job.share.exchange == "free":
+    if plan.job.share.free:
         raise UsageError("--sync gradients needs --exchange rounds: agents average in step.")
     for round_, tasks in enumerate(zip(*plan.orders, strict=True), 1):
         for agent, task in enumerate(tasks):

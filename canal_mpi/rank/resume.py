@@ -133,7 +133,7 @@ def _common(
     agents = range(run.first_agent, run.first_agent + run.agents)
     rounds = [{one.mark.round for _, one in found if one.agent == agent} for agent in agents]
     common = set.intersection(*rounds)
-    if config.from_toml(run.job).share.exchange == "free" and all(rounds):
+    if config.from_toml(run.job).share.free and all(rounds):
         common = set().union(*rounds)  # no agent needs the others' rounds: each has its newest
     if not common:
         return 0, {}

@@ -33,53 +33,41 @@ HEADS = 1 << 16  # what a message takes beside its arrays
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
-    world = World()
-    run = Run(world, request)
-    return conduct(world, run.go, request.verbosity, run)
+    stopping = Stopping(World())
+    return conduct(stopping, Run(stopping, request).go, request.verbosity)
 
 
-def conduct(
-    world: World, program: Callable[[], None], verbosity: int = 0, run: "Run | None" = None
-) -> int:
+def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0) -> int:
     """Run a program on this rank of the world; trouble is one line and an exit code."""
+    world = stopping.world
     signals.listen()
     try:
-        world.open()
-        program()
-    except Stopped:
-        assert run is not None
-        return _leave(world, run)
+        try:
+            world.open()
+            program()
+        except Stopped:
+            return stopping.leave()
     except Agreed as error:
         return end_together(world, str(error), error.code)
     except KeyboardInterrupt:
-        return interrupted(world, run.stopping.hint if run else "")
+        return interrupted(world, stopping.hint)
     except CanalError as error:
-        hint = run.stopping.hint if run else ""
-        return fail(world, f"{who(world)}: {error}{hint}", error.code)
+        return fail(world, f"{who(world)}: {error}{stopping.hint}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
         if verbosity > 0:
             traceback.print_exc()
         words = f"{who(world)} failed: {type(error).__name__}: {error}"
-        return fail(world, f"{words}{log_hint()}{run.stopping.hint if run else ''}", 70)
+        return fail(world, f"{words}{log_hint()}{stopping.hint}", 70)
     return 0
-
-
-def _leave(world: World, run: "Run") -> int:
-    """A polite stop; who falls silent in it ends the job after all."""
-    try:
-        return run.stopping.leave()
-    except CanalError as error:
-        return fail(world, f"{who(world)}: {error}{run.stopping.hint}", error.code)
 
 
 class Run:
     """One run, from the handshake to the last line."""
 
-    def __init__(self, world: World, request: Request) -> None:
-        self.world, self.request = world, request
+    def __init__(self, stopping: Stopping, request: Request) -> None:
+        self.stopping, self.world, self.request = stopping, stopping.world, request
         self._told = -1  # the round that the witness knows of
-        self.stopping = Stopping(world)
 
     def go(self) -> None:
         """Everything a user can get wrong is found before the first environment is made."""
@@ -173,9 +161,12 @@ class Run:
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
     def _resume_command(self) -> str:
-        start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
         words = shlex.quote(_short_path(self.plan.folder))
-        return f"{start}canal-mpi train --resume {words}{self._server_options()}"
+        return f"{self._launch()}canal-mpi train --resume {words}{self._server_options()}"
+
+    def _launch(self) -> str:
+        """What this program was started with, in front of its own name."""
+        return f"mpirun -np {self.world.size} " if self.world.launcher else ""
 
     def _mark(self, status: str, why: str) -> None:
         """Let the files say that the run is not over, and why."""
@@ -250,8 +241,8 @@ class Run:
 
         plan, world, root = self.plan, self.world, self.world.rank == 0
         store, view = (self.store, self.view) if root else (None, None)
-        free = plan.job.share.exchange == "free"
-        self.sink = sink = Collector(world, plan.folder, self.number, store, view, free)
+        folder, free = plan.folder, plan.job.share.free
+        self.sink = sink = Collector(world, folder, self.number, store, view, free)
         sink.add(
             "agents",
             agent=self.number,
@@ -320,9 +311,8 @@ class Run:
             return SoloLink(self.number)
         from canal_mpi.topology.mpilink import MpiLink
 
-        free = share.exchange == "free"
         held = share.hold_mb << 20
-        terms = Terms(free, share.relay, share.patience, held, self.plan.job.tasks)
+        terms = Terms(share.free, share.relay, share.patience, held, self.plan.job.tasks)
         limit = (share.limit_mb << 20) + HEADS
         return MpiLink(comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
 
@@ -420,11 +410,10 @@ class Run:
         folder = _short_path(self.plan.folder)
         again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}"
         again += self._server_options()
-        start = f"mpirun -np {self.world.size} " if self.world.launcher else ""
         sharing = bool(self.plan.edges)
         many = max(5, self.world.size) if self._server_options() else 5
         five = f"mpirun -np {many} {again} --share exact"
-        other = f"{start}{again} --share none" if sharing else five
+        other = f"{self._launch()}{again} --share none" if sharing else five
         self.view.say(
             f"Results: {folder}/run.h5\nNext:\n"
             f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
