@@ -13,6 +13,7 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join, one_after_another
 from canal_mpi.membuf.share import Need, Policy, better
 from canal_mpi.record import Recorder
+from canal_mpi.state import under
 from canal_mpi.sync import Group, Sync
 from canal_mpi.types import LAST, SWAPS, Array, Columns, Embed, Learner, Link, Offer, Parcel
 
@@ -119,7 +120,6 @@ class Sharing:
 
     def _save(self, score: float, rows: Columns, network: Columns) -> None:
         """Keep the lesson on disk, for later runs too."""
-        brain = {f"network/{name}": column for name, column in network.items()}
         about: Columns = {
             "donor": np.array([self.number], dtype="<i4"),
             "round": np.array([self.round], dtype="<i4"),
@@ -127,7 +127,7 @@ class Sharing:
             "score": np.array([score], dtype="<f8"),
         }
         name = f"round-{self.round:02d}-{self.task}"
-        self.record.sink.save("membuf", name, rows | brain | about)
+        self.record.sink.save("membuf", name, rows | under("network", network) | about)
 
     def _chosen(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> Columns:
         """The segments of own play that go into the lesson."""

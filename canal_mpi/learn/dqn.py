@@ -21,6 +21,7 @@ from canal_mpi.learn.nets import Dueling, Mlp
 from canal_mpi.learn.passes import Passes, passes
 from canal_mpi.learn.piece import Piece
 from canal_mpi.learn.twins import check_twin
+from canal_mpi.state import inside, under
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
 SEEDING = Lock()  # torch has one random stream for all threads
@@ -207,15 +208,16 @@ class DQN:
 
     def twin(self) -> Columns:
         """Everything with which another agent goes on from here on the current task."""
-        states = {part: piece.state() for part, piece in self._pieces().items()}
-        return {f"{part}/{name}": c for part, state in states.items() for name, c in state.items()}
+        held: Columns = {}
+        for part, piece in self._pieces().items():
+            held |= under(part, piece.state())
+        return held
 
     def become(self, twin: Columns) -> None:
         """Go on from another agent's `twin`, if it is of the same make."""
         check_twin(twin, self.twin())
         for part, piece in self._pieces().items():
-            start = f"{part}/"
-            piece.restore({k.removeprefix(start): c for k, c in twin.items() if start in k})
+            piece.restore(inside(part, twin))
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         """End of a task: remember which weights mattered to it (EWC)."""
@@ -240,20 +242,18 @@ class DQN:
         """Weights, targets and optimisers of all pieces."""
         held: Columns = {"updates": np.array([self.updates], dtype="<i8")}
         for name, piece in self.pieces.items():
-            held |= {f"pieces/{name}/{part}": column for part, column in piece.state().items()}
-        return held | {f"elastic/{name}": c for name, c in self.elastic.state().items()}
+            held |= under(f"pieces/{name}", piece.state())
+        return held | under("elastic", self.elastic.state())
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
         groups: dict[str, Columns] = {}
-        for key, column in state.items():
-            if key.startswith("pieces/"):
-                name, _, part = key.removeprefix("pieces/").rpartition("/")
-                groups.setdefault(name, {})[part] = column
+        for key, column in inside("pieces", state).items():
+            name, _, part = key.rpartition("/")
+            groups.setdefault(name, {})[part] = column
         for name, columns in sorted(groups.items(), reverse=True):  # trunks before heads
             self._piece(name.partition("/")[0], name).restore(columns)
-        elastic = {k.removeprefix("elastic/"): c for k, c in state.items() if "elastic/" in k}
-        self.elastic.restore(elastic)
+        self.elastic.restore(inside("elastic", state))
         self.updates = int(state["updates"][0])
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from canal_mpi.learn.piece import Piece
+from canal_mpi.state import inside, under
 from canal_mpi.types import Columns
 
 
@@ -47,18 +48,16 @@ class Elastic:
 
     def state(self) -> Columns:
         """Fisher information and anchors."""
-        held = {f"fisher/{name}": t.cpu().numpy().copy() for name, t in self.fisher.items()}
-        return held | {f"anchor/{name}": t.cpu().numpy().copy() for name, t in self.anchor.items()}
+        return under("fisher", _arrays(self.fisher)) | under("anchor", _arrays(self.anchor))
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
-        self.fisher = _part(state, "fisher/")
-        self.anchor = _part(state, "anchor/")
+        self.fisher, self.anchor = (_tensors(inside(n, state)) for n in ("fisher", "anchor"))
 
 
-def _part(state: Columns, prefix: str) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): torch.from_numpy(column.copy())
-        for name, column in state.items()
-        if name.startswith(prefix)
-    }
+def _arrays(tensors: Mapping[str, Tensor]) -> Columns:
+    return {name: tensor.cpu().numpy().copy() for name, tensor in tensors.items()}
+
+
+def _tensors(columns: Columns) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(column.copy()) for name, column in columns.items()}

@@ -95,11 +95,12 @@ class Collector(Rows):
 
     def state(self) -> Columns:
         """All rows of this agent, so that run.h5 can be made again from the agents alone."""
-        past = {
-            f"{round_:06d}": np.frombuffer(rows, dtype=np.uint8)
-            for round_, rows in self._history.items()
-        }
-        return super().state() | under("history", past)
+        return super().state() | under("history", self._past())
+
+    def _past(self) -> Columns:
+        """This agent's rows of every round that is over, still packed."""
+        rounds = self._history.items()
+        return {f"{round_:06d}": np.frombuffer(rows, dtype=np.uint8) for round_, rows in rounds}
 
     def restore(self, state: Columns) -> None:
         """Have all rows again that `state` gave, but where the agent runs is as it is now."""
@@ -117,10 +118,7 @@ class Collector(Rows):
 
     def rejoin(self) -> None:
         """Rank 0 makes run.h5 from what every agent knows: after a resume, and at the end."""
-        past = {
-            f"{r:06d}": np.frombuffer(rows, dtype=np.uint8) for r, rows in self._history.items()
-        }
-        messages = self.world.gather(encode(past), HISTORY, ROWS_LIMIT, self.world.agents)
+        messages = self.world.gather(encode(self._past()), HISTORY, ROWS_LIMIT, self.world.agents)
         if self.store is not None:
             self.write_arrived()  # what was posted is in the histories too
             self.store.clear()

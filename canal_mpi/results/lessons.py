@@ -6,7 +6,8 @@ from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.log import logger
 from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
 from canal_mpi.results.hdf5 import read_arrays
-from canal_mpi.types import Columns, Offer, Spaces
+from canal_mpi.state import inside
+from canal_mpi.types import Offer, Spaces
 
 
 def check_folder(run: str) -> None:
@@ -39,9 +40,8 @@ def _read(path: Path, spaces: Spaces, limit: int) -> tuple[Lesson, bytes]:
     try:
         donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
         task, score = columns["task"][0].decode(), float(columns["score"][0])
-        rows, start = {name: columns[name] for name in ROWS}, "network/"
-        network: Columns = {k.removeprefix(start): c for k, c in columns.items() if start in k}
-        data = pack(donor, -round_, task, rows, network)
+        rows = {name: columns[name] for name in ROWS}
+        data = pack(donor, -round_, task, rows, inside("network", columns))
     except (KeyError, IndexError, ValueError, AttributeError, TypeError, OverflowError) as error:
         raise DamagedData(f"no lesson: {error}") from error
     offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))

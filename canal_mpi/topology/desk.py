@@ -20,6 +20,7 @@ import numpy as np
 from canal_mpi.columns import check
 from canal_mpi.errors import DamagedData
 from canal_mpi.log import logger
+from canal_mpi.state import inside, under
 from canal_mpi.topology.graphs import Edges
 from canal_mpi.topology.offers import (
     columns_to_offers,
@@ -395,8 +396,8 @@ class Desk:
     def state(self) -> Columns:
         """Offers and lessons, for a checkpoint at the end of a round."""
         heard = list(self._heard.values())
-        held = {f"heard/{n}": c for n, c in offers_to_columns([h.offer for h in heard]).items()}
-        held |= {f"news/{n}": c for n, c in offers_to_columns(self._news).items()}
+        held = under("heard", offers_to_columns([h.offer for h in heard]))
+        held |= under("news", offers_to_columns(self._news))
         for (donor, round_), data in self._shelf.items():
             held[f"shelf/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
         taken = np.array(sorted(self._taken), dtype="<i4").reshape(-1, 2)
@@ -404,16 +405,11 @@ class Desk:
 
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
-
-        def part(name: str) -> Columns:
-            return {k.removeprefix(name): c for k, c in state.items() if k.startswith(name)}
-
-        offers, via = columns_to_offers(part("heard/")), state["via"].tolist()
+        offers, via = columns_to_offers(inside("heard", state)), state["via"].tolist()
         self._heard = {o.key: Heard(o, v) for o, v in zip(offers, via, strict=True)}
-        self._news = columns_to_offers(part("news/"))
+        self._news = columns_to_offers(inside("news", state))
         self._taken = {(donor, round_) for donor, round_ in state["taken"].tolist()}
-        keys = {name: name.split("/") for name in part("shelf/")}
-        self._shelf = {
-            (int(donor), int(round_)): state[f"shelf/{name}"].tobytes()
-            for name, (donor, round_) in keys.items()
-        }
+        self._shelf = {}
+        for name, data in inside("shelf", state).items():
+            donor, round_ = name.split("/")
+            self._shelf[int(donor), int(round_)] = data.tobytes()

@@ -134,8 +134,7 @@ class Post:
 
     def poll(self) -> list[Letter]:
         """Letters that have arrived whole; those of one sender in their order."""
-        if self._out:
-            self._out = [(request, held) for request, held in self._out if not request.Test()]
+        self._let_go()
         while (message := self.comm.Improbe(MPI.ANY_SOURCE, TAG, self._status)) is not None:
             source, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
             line = self._in.setdefault(source, deque())
@@ -154,9 +153,14 @@ class Post:
         """Wait until everything sent has left; the desk is polled by the watch meanwhile."""
         turn = 0
         while self._out:
-            self._out = [(request, held) for request, held in self._out if not request.Test()]
+            self._let_go()
             self.pause(turn, -1, "the end")
             turn += 1
+
+    def _let_go(self) -> None:
+        """Forget the sends that are over."""
+        if self._out:
+            self._out = [(request, held) for request, held in self._out if not request.Test()]
 
     def _head(self, message: MPI.Message, source: int, size: int) -> Incoming:
         head = bytearray(size)
