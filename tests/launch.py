@@ -1,7 +1,10 @@
 """Starts real ranks with a real launcher, with a time limit, and looks at what is left."""
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,12 +31,20 @@ class Result:
         return [line for line in self.err.splitlines() if line.startswith("canal-mpi:")]
 
 
+def scratch() -> str:
+    """A short folder for one launcher: a killed one leaves a folder named after its process id."""
+    folder = tempfile.mkdtemp(prefix="canal-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def environment(mpi: str, **extra: str) -> dict[str, str]:
     """What a user's shell has after `. .venv/bin/activate`."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "CANAL_"))}
     return kept | {
         "PATH": f"{VENVS[mpi] / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT / "tests"),
+        "TMPDIR": scratch(),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **extra,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
@@ -29,6 +30,7 @@ from canal_mpi.topology.reach import warnings
 from canal_mpi.types import EnvMaker, Link, Spaces
 
 HEADS = 1 << 16  # what a message takes beside its arrays
+DEFERENCE = 0.3  # seconds: MPI fails where another rank has died, whose witness may speak first
 
 
 def train(request: Request) -> int:
@@ -57,6 +59,8 @@ def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0)
         logger.error("%s", traceback.format_exc())
         if verbosity > 0:
             traceback.print_exc()
+        if type(error).__module__.startswith("mpi4py"):
+            sleep(DEFERENCE)
         words = f"{who(world)} failed: {type(error).__name__}: {error}"
         return fail(world, f"{words}{log_hint()}{stopping.hint}", 70)
     return 0
