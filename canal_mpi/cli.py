@@ -112,6 +112,9 @@ def cli() -> None:
 @click.option("--resume", metavar="RUN", help="Go on with a run that stopped, wherever it stopped.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option(
+    "--ft", is_flag=True, help="Go on without ranks that die (mpirun --with-ft ulfm; Open MPI)."
+)
+@click.option(
     "--env-server", is_flag=True, help="The last rank runs every environment, and no agent."
 )
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
@@ -141,6 +144,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         agent=options["agent"],
         resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
+        ft=options["ft"],
         env_servers=options["env_servers"] or int(options["env_server"] and not named),
         env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),

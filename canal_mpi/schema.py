@@ -8,7 +8,7 @@ from canal_mpi.columns import decode, encode
 from canal_mpi.types import Array, Columns
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TEXT = "S64"
 
 
@@ -114,6 +114,16 @@ TABLES: dict[str, dict[str, Column]] = {
         "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
         "seconds": _seconds("time from request to arrival"),
         "reason": _volatile("S200", "why it was not passed on"),
+    },
+    "faults": {
+        "agent": _volatile("<i4", "agent that died and was gone on without"),
+        "round": _volatile("<i4", "round that it was in, 0 if nobody knows"),
+        "task": _volatile(TEXT, "task that it was at"),
+        "phase": _volatile(TEXT, "what it was doing"),
+        "rank": _volatile("<i4", "MPI rank"),
+        "host": _volatile(TEXT, "host name"),
+        "time": _volatile("<f8", "when that was noticed, since 1970", "s"),
+        "lost": _volatile("S200", "lessons that nobody else had"),
     },
     "evaluation": {
         "agent": AGENT,

@@ -11,7 +11,7 @@ import canal_mpi
 HOUSE = Path(canal_mpi.__file__).parent
 FILES = sorted(HOUSE.rglob("*.py"))
 OWNERS = {
-    "mpi4py": ("topology/mpilink.py", "topology/mpimail.py", "rank/"),
+    "mpi4py": ("topology/crowd.py", "topology/mpilink.py", "topology/mpimail.py", "rank/"),
     "torch": ("learn/",),
     "h5py": ("results/",),
     "gymnasium": ("tasks/",),

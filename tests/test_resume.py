@@ -35,7 +35,7 @@ def report(*files: tuple[int, int, int], agents: int = 2, run_id: str = "a") -> 
 
 
 def chosen(*reports: dict[str, Any], hosts: list[str]) -> Choice:
-    return Choice.from_json(_choice(list(reports), RUN, hosts).to_json())
+    return Choice.from_json(_choice(dict(enumerate(reports)), RUN, hosts).to_json())
 
 
 def test_the_newest_round_that_all_have_is_taken_with_each_ones_newest_checkpoint() -> None:

@@ -151,7 +151,8 @@ def test_times_and_hosts_may_differ_between_equal_runs_and_nothing_else() -> Non
     timed = {(t, name) for t, cols in TABLES.items() for name in cols if name.endswith("seconds")}
     machine = {("agents", "rank"), ("agents", "host"), ("agents", "machine")}
     relays = {("relays", name) for name in TABLES["relays"]}  # who passes on depends on timing
-    assert volatile == timed | machine | relays | {("exchange", "bytes")}
+    faults = {("faults", name) for name in TABLES["faults"]}
+    assert volatile == timed | machine | relays | faults | {("exchange", "bytes")}
 
 
 def test_texts_have_room_for_the_name_of_a_task() -> None:

@@ -111,7 +111,8 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
         f"{t}/{n}" for t, columns in TABLES.items() for n, c in columns.items() if c.volatile
     }
     seconds = {f"{t}/{n}" for t, columns in TABLES.items() for n in columns if "seconds" in n}
-    assert volatile == seconds | {f"relays/{name}" for name in TABLES["relays"]} | {
+    tables = {f"{table}/{name}" for table in ("relays", "faults") for name in TABLES[table]}
+    assert volatile == seconds | tables | {
         "agents/rank",
         "agents/host",
         "agents/machine",

@@ -2,6 +2,7 @@
 
 In rounds nobody goes on before rank 0 has written everybody's rows. With the free clock rows are
 posted, and rank 0 writes them when it comes by. At the end it gathers them all once more.
+With --ft everybody keeps everybody's rows, so that whoever is left can write them.
 """
 
 from pathlib import Path
@@ -31,11 +32,13 @@ class Collector(Rows):
         store: Store | None,
         view: View | None,
         free: bool = False,
+        known: dict[int, dict[int, bytes]] | None = None,
     ) -> None:
         super().__init__()
         self.world, self.folder, self.agent = world, folder, agent
         self.store, self.view, self.free = store, view, free
         self._history: dict[int, bytes] = {}  # this agent's rows of every round that is over
+        self._known = {} if known is None else known  # with --ft: rows by agent and round
         self._busy = False  # a message is being received
 
     def save(self, kind: str, name: str, columns: Columns) -> None:
@@ -53,31 +56,36 @@ class Collector(Rows):
             self._gather(round_)
 
     def _post(self, round_: int) -> None:
-        """Hand this round's rows to rank 0 without waiting for it."""
+        """Hand this round's rows to whoever writes them, without waiting."""
+        world, rows = self.world, self._history[round_]
+        writers = world.alive[: world.agents] if world.ft else [world.lead]
+        for peer in writers:
+            if peer != world.rank and peer < world.agents and world.mail is not None:
+                world.mail.post(rows, peer, ROWS)
         if self.store is None:
-            assert self.world.mail is not None
-            self.world.mail.post(self._history[round_], 0, ROWS)
             return
-        self.store.append(decode(self._history[round_], ROWS_LIMIT), 0)
+        self.store.append(decode(rows, ROWS_LIMIT), world.rank)
         self.write_arrived()
         self.store.write("running")
         if self.view is not None:
             self.view.round_done(round_, self.store)
 
     def write_arrived(self) -> None:
-        """On rank 0: take in rows that agents posted meanwhile, and write them."""
+        """Take in rows that agents posted meanwhile, and write them where that is done."""
         mail, store, found = self.world.mail, self.store, False
-        if not self.free or self._busy or store is None or mail is None:
+        if not self.free or self._busy or mail is None:
             return
         if self.world.watch.stopping:
             return  # nothing may come between this rank and its checkpoint
         self._busy = True  # waiting for a message calls the watch, and that this
         while (rank := mail.waiting(ROWS)) >= 0:
             message = mail.collect(rank, ROWS, ROWS_LIMIT, "the gathering")
-            store.append(decode(message, ROWS_LIMIT), rank)
-            found = True
+            self._keep(rank, bytes(message))
+            if store is not None:
+                store.append(decode(message, ROWS_LIMIT), rank)
+                found = True
         self._busy = False
-        if found:
+        if found and store is not None:
             store.write("running")
 
     def _gather(self, round_: int) -> None:
@@ -86,12 +94,26 @@ class Collector(Rows):
         messages = self.world.gather(self._history[round_], ROWS, ROWS_LIMIT, among)
         self._busy = False
         if self.store is not None:
-            for rank, message in enumerate(messages):
+            for rank, message in messages.items():
                 self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
-        self.world.broadcast(b"written", among)  # nobody goes on before the round is safe
+        self._agree(messages)  # nobody goes on before the round is safe
         if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)
+
+    def _agree(self, messages: dict[int, bytes]) -> None:
+        """Go on together; with --ft everybody keeps what was gathered."""
+        told = {str(rank): np.frombuffer(rows, np.uint8) for rank, rows in messages.items()}
+        words = encode(told if self.world.ft else {})
+        answer = decode(self.world.broadcast(words, self.world.agents), ROWS_LIMIT)
+        for rank, rows in answer.items():
+            self._keep(int(rank), rows.tobytes())
+
+    def _keep(self, agent: int, rows: bytes) -> None:
+        """Rows of an agent that may die later."""
+        if self.world.ft:
+            past = self._known.setdefault(agent, {})
+            past[len(past)] = rows
 
     def state(self) -> Columns:
         """All rows of this agent, so that run.h5 can be made again from the agents alone."""
@@ -122,11 +144,20 @@ class Collector(Rows):
         if self.store is not None:
             self.write_arrived()  # what was posted is in the histories too
             self.store.clear()
-            known = [decode(message, ROWS_LIMIT) for message in messages]
-            for round_ in sorted({round_ for past in known for round_ in past}):
-                for rank, past in enumerate(known):
+            known = {rank: decode(message, ROWS_LIMIT) for rank, message in messages.items()}
+            known |= self._left_behind()
+            for round_ in sorted({round_ for past in known.values() for round_ in past}):
+                for rank, past in sorted(known.items()):
                     if round_ in past:
                         rows = decode(past[round_].tobytes(), ROWS_LIMIT)
                         self.store.append(rows, rank)
             self.store.write("running")
         self.world.broadcast(b"written", self.world.agents)
+
+    def _left_behind(self) -> dict[int, Columns]:
+        """The rows of agents that died, as far as they were gathered."""
+        return {
+            agent: {f"{k:06d}": np.frombuffer(rows, np.uint8) for k, rows in past.items()}
+            for agent, past in self._known.items()
+            if agent not in self.world.alive
+        }

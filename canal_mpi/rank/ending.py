@@ -1,6 +1,8 @@
 """How a run ends other than by being done: stopped politely, interrupted, or broken."""
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
 from math import inf
@@ -34,7 +36,7 @@ def complain(message: str, code: int) -> int:
 def end_together(world: World, message: str, code: int) -> int:
     """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""
     signals.ignore()
-    if world.rank == 0:
+    if world.leads:
         complain(message, code)
     else:
         sleep(0.5)
@@ -45,7 +47,7 @@ def end_together(world: World, message: str, code: int) -> int:
 def interrupted(world: World, hint: str) -> int:
     """Stopped at once: rank 0 says so, unless the job is being taken down for another reason."""
     signals.ignore()
-    if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
+    if world.leads and (world.witness is None or world.witness.may_speak()):
         complain(f"interrupted; what was saved is safe.{hint}", INTERRUPTED)
     world.abort(INTERRUPTED)
     return INTERRUPTED
@@ -55,6 +57,18 @@ def log_hint() -> str:
     """Where the traceback is, once there is a log."""
     files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
     return f"; the traceback is in {files[0]}." if files else "; -v shows the traceback."
+
+
+def fall(world: World, message: str, code: int) -> int:
+    """One rank's trouble: with --ft the others go on, else it ends them all."""
+    if not world.ft or len(world.alive) == 1:
+        return fail(world, message, code)
+    signals.ignore()
+    logger.error("%s", message)
+    complain(message, code)
+    world.hush()
+    os.kill(os.getpid(), signal.SIGKILL)  # only a death by signal is noticed
+    return code
 
 
 def fail(world: World, message: str, code: int) -> int:
@@ -89,7 +103,7 @@ class Stopping:
     def _hurry(self, name: str) -> None:
         """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
         world = self.world
-        if world.rank == 0 and (world.witness is None or world.witness.may_speak()):
+        if world.leads and (world.witness is None or world.witness.may_speak()):
             complain(f"{name}: saving; again to stop at once.{self.hint}", 0)
         world.leave()
 
@@ -102,7 +116,7 @@ class Stopping:
         if watch.silence:
             return self._end_in_silence()
         world.everybody_stopped()
-        if world.rank == 0:
+        if world.leads:
             self.mark("stopped", watch.wish)
             complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", Stopped.code)
         world.stop(Stopped.code)
@@ -114,7 +128,7 @@ class Stopping:
         while watch.others_work() and monotonic() < deadline:
             watch.beat(watch.mine)
             sleep(0.05)
-        if self.world.rank == 0:
+        if self.world.leads:
             self.mark("failed", watch.silence)
         words = f"{watch.silence}. The others saved.{self.hint}"
         return fail(self.world, words, ProtocolError.code)

@@ -139,6 +139,13 @@ class EnvServer:
         for worker in self._left:
             worker.process.wait(START)
 
+    def close(self) -> None:
+        """End what is left of the workers: nobody will ask any more."""
+        for seat in self.seats:
+            self._left.append(seat.worker)
+            seat.worker.leave(hangs=True)
+        self.seats = []
+
     def _pause(self, waited: float) -> float:
         """How long to sleep; not at all for a moment, unless a worker needs this core."""
         if waited < CLOSE and sum(seat.busy is not None for seat in self.seats) < self._cores:

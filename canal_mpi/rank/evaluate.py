@@ -82,7 +82,7 @@ class Evaluation:
         rows = world.together(lambda: self._play(mine))
         messages = world.gather(encode(rows), ROWS, ROWS_LIMIT)
         if world.rank == 0:
-            self._write([decode(message, ROWS_LIMIT) for message in messages])
+            self._write([decode(message, ROWS_LIMIT) for message in messages.values()])
         world.finish()
 
     def _plan(self) -> bytes:
@@ -114,7 +114,9 @@ class Evaluation:
         here = [agent for agent in agents if checkpoint(self.folder, agent).is_file()]
         answers = self.world.gather(json.dumps(here).encode())
         shares = self.world.from_root(
-            lambda: json.dumps(spread(pairs, [json.loads(words) for words in answers])).encode()
+            lambda: json.dumps(
+                spread(pairs, [json.loads(words) for words in answers.values()])
+            ).encode()
         )
         return [(int(a), str(t)) for a, t in json.loads(shares)[self.world.rank]]
 

@@ -53,6 +53,11 @@ class View:
         """Where the agents are; ranks behind them run environments."""
         return self.watch.progress[: len(self.hosts)]
 
+    @property
+    def _living(self) -> list[Progress]:
+        """Where the agents are that have not died."""
+        return [p for p in self._progress if p.phase != "died"]
+
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.verbosity >= 0:
@@ -138,7 +143,7 @@ class View:
         ]
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
         rates = sum(self._rates.values())
-        rounds = min(p.round for p in self._progress)
+        rounds = min(p.round for p in self._living)
         return (
             f"round {rounds}/{self.rounds} · {' · '.join(parts)}{more} · {rates:.0f} steps/s"
             f" · {remaining(self._left())}"
@@ -146,8 +151,8 @@ class View:
 
     def _left(self) -> float:
         """Seconds that the run will still take, NaN at first."""
-        total = self.rounds * len(self._progress) - self.done_before
-        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._progress)
+        total = self.rounds * len(self._living) - self.done_before
+        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._living)
         done = max(done - self.done_before, 0)
         if done < 0.02 * total:
             return nan

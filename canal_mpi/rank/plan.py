@@ -30,6 +30,7 @@ class Request:
     verbosity: int = 0
     resume: str | None = None
     max_time: float | None = None  # seconds
+    ft: bool = False  # go on without ranks that die
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ on from any of its checkpoints of a round if every other agent has one of that r
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,18 @@ from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Found, Mark, folder_of, survey, tidy
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import check_image, parse_arrays, parse_attributes, read_bytes
+from canal_mpi.results.runs import events, whole
+from canal_mpi.topology.reach import agents as agents_named
 from canal_mpi.types import Columns
 
 FILES = 34  # tag
 FILE_LIMIT = 1 << 36
 MAY_CHANGE = ("train.frames", "train.rounds", "tasks", "timeout", "checkpoint.", "report.")
 FORBIDDEN = ("job_file", "out", "name", "force", "agent")
+
+
+Reports = dict[int, dict[str, Any]]
+Chosen = dict[int, tuple[int, Found]]
 
 
 @dataclass(frozen=True)
@@ -64,17 +71,35 @@ def folder_to_resume(request: Request) -> Path:
 
 def choose(world: World, folder: Path) -> Choice:
     """Look for checkpoints on every host and agree on the newest round that all agents have."""
-    leads = world.hosts.index(world.host) == world.rank  # one rank a host looks
-    report = json.dumps(_report(folder) if leads else {}).encode()
-    reports = [json.loads(words) for words in world.gather(report)]
+    reports = _reports(world, folder)
     return Choice.from_json(
         world.from_root(lambda: _choice(reports, folder, world.hosts).to_json())
     )
 
 
+def go_back(world: World, plan: Plan) -> Choice:
+    """Agree on the newest round that all living agents have; on the beginning if there is none."""
+    reports, job = _reports(world, plan.folder), config.to_toml(plan.job)
+    facts = (plan.run_id, job, len(plan.orders), plan.first_agent)
+    living = [rank for rank in world.alive if rank < world.agents]
+
+    def chosen() -> bytes:
+        found = [pair for pair in _found(reports) if pair[1].run_id == plan.run_id]
+        round_, pairs = _common(found, living, plan.job.share.free, world.hosts)
+        return _chosen(facts, round_, pairs, _damaged(reports)).to_json()
+
+    return Choice.from_json(world.from_root(chosen))
+
+
+def _reports(world: World, folder: Path) -> Reports:
+    """What one rank of each host finds there, by rank."""
+    report = json.dumps(_report(folder) if world.speaks_for_host() else {}).encode()
+    return {rank: json.loads(words) for rank, words in world.gather(report).items()}
+
+
 def clean_up(world: World, folder: Path, choice: Choice) -> None:
     """Remove what lies beyond the choice, so that no later resume can take it for newer."""
-    if world.hosts.index(world.host) == world.rank:
+    if world.speaks_for_host():
         agents = range(choice.first_agent, choice.first_agent + choice.agents)
         tidy(folder, choice.marks or dict.fromkeys(agents, Mark(0, 0)))
 
@@ -87,7 +112,9 @@ def _report(folder: Path) -> dict[str, Any]:
         for f in found
     ]
     start, finished = _beginning(folder)
-    return {"files": files, "jobs": jobs, "damaged": damaged, "run": start, "finished": finished}
+    dead = sorted({whole(e.get("agent")) for e in events(folder) if e.get("event") == "death"})
+    found_here = {"files": files, "jobs": jobs, "damaged": damaged, "dead": dead}
+    return found_here | {"run": start, "finished": finished}
 
 
 def _beginning(folder: Path) -> tuple[list[Any], bool]:
@@ -102,14 +129,29 @@ def _beginning(folder: Path) -> tuple[list[Any], bool]:
         return [], False
 
 
-def _choice(reports: list[dict[str, Any]], folder: Path, hosts: list[str]) -> Choice:
+def _found(reports: Reports) -> list[tuple[int, Found]]:
+    """Every whole checkpoint, with the rank that found it."""
     found: list[tuple[int, Found]] = []
-    for rank, report in enumerate(reports):
+    for rank, report in reports.items():
         for agent, round_, save, run_id, agents, first, job in report.get("files", []):
             mark, text = Mark(round_, save), report["jobs"][job]
             found.append((rank, Found(agent, mark, run_id, agents, first, text)))
-    begun = [report["run"] for report in reports if report.get("run")]
-    damaged = [words for report in reports for words in report.get("damaged", [])]
+    return found
+
+
+def _damaged(reports: Reports) -> list[str]:
+    return [words for report in reports.values() for words in report.get("damaged", [])]
+
+
+def _choice(reports: Reports, folder: Path, hosts: list[str]) -> Choice:
+    found, damaged = _found(reports), _damaged(reports)
+    begun = [report["run"] for report in reports.values() if report.get("run")]
+    dead = sorted({agent for report in reports.values() for agent in report.get("dead", [])})
+    if dead:
+        raise UsageError(
+            f"--resume {folder}: this run went on without {agents_named(dead)}, which died; it "
+            f"can't be resumed. Start a new one; --lessons {folder} gives it what was learnt."
+        )
     if not found and not begun:
         also = f" ({damaged[0]})" if damaged else ""
         raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
@@ -118,30 +160,40 @@ def _choice(reports: list[dict[str, Any]], folder: Path, hosts: list[str]) -> Ch
         return Choice(run_id, text, agents, first, damaged=damaged)
     newest = max((one for _, one in found), key=lambda one: (one.run_id, one.mark))
     found = [(rank, one) for rank, one in found if one.run_id == newest.run_id]
-    round_, chosen = _common(found, newest, hosts)
+    agents = range(newest.first_agent, newest.first_agent + newest.agents)
+    round_, chosen = _common(found, agents, config.from_toml(newest.job).share.free, hosts)
     facts = (newest.run_id, newest.job, newest.agents, newest.first_agent)
-    done = any(r.get("finished") and r["run"][:2] == [*facts[:2]] for r in reports)
+    done = any(r.get("finished") and r["run"][:2] == [*facts[:2]] for r in reports.values())
+    return _chosen(facts, round_, chosen, damaged, done)
+
+
+def _chosen(
+    facts: tuple[str, str, int, int],
+    round_: int,
+    chosen: Chosen,
+    damaged: list[str],
+    done: bool = False,
+) -> Choice:
     marks = {agent: one.mark for agent, (_, one) in chosen.items()}
     holders = {agent: rank for agent, (rank, _) in chosen.items()}
     return Choice(*facts, round_, marks, holders, damaged, done)
 
 
 def _common(
-    found: list[tuple[int, Found]], run: Found, hosts: list[str]
-) -> tuple[int, dict[int, tuple[int, Found]]]:
+    found: list[tuple[int, Found]], agents: Sequence[int], free: bool, hosts: list[str]
+) -> tuple[int, Chosen]:
     """The newest round that all agents have, and each one's newest checkpoint of it."""
-    agents = range(run.first_agent, run.first_agent + run.agents)
-    rounds = [{one.mark.round for _, one in found if one.agent == agent} for agent in agents]
-    common = set.intersection(*rounds)
-    if config.from_toml(run.job).share.free and all(rounds):
-        common = set().union(*rounds)  # no agent needs the others' rounds: each has its newest
+    rounds = {a: {one.mark.round for _, one in found if one.agent == a} for a in agents}
+    common = set.intersection(*rounds.values())
+    if free and all(rounds.values()):
+        common = set().union(*rounds.values())  # no agent needs the others' rounds
     if not common:
         return 0, {}
-    chosen = {}
+    chosen: Chosen = {}
     for agent in agents:
-        rank = agent - run.first_agent
+        rank = agent if len(agents) > 1 else 0
         home = hosts[rank] if rank < len(hosts) else ""
-        newest = max(common & rounds[rank])
+        newest = max(common & rounds[agent])
         here = [f for f in found if f[1].agent == agent and f[1].mark.round == newest]
         chosen[agent] = max(here, key=lambda f: (f[1].mark, hosts[f[0]] == home))
     return max(common), chosen
@@ -188,8 +240,16 @@ def _check_changes(old: Job, new: Job) -> None:
 
 
 def fetch(world: World, folder: Path, choice: Choice) -> Columns:
-    """This rank's checkpoint, from its own disk or from the host that has it."""
-    mine, data = world.agent, b""
+    """This agent's checkpoint, from its own disk or from the host that has it."""
+    mine, data = world.agent, hand_over(world, folder, choice)
+    where = f"{folder_of(folder, mine)}/{choice.marks[mine].file}"
+    check_image(data, where)
+    return parse_arrays(data, where)
+
+
+def hand_over(world: World, folder: Path, choice: Choice) -> bytes:
+    """Send checkpoints of this host to the agents that live elsewhere now; this rank's own."""
+    mine, data = -1 if world.serves else world.agent, b""
     for agent, mark in choice.marks.items():
         rank, holder = agent - choice.first_agent, choice.holders[agent]
         path = folder_of(folder, agent) / mark.file
@@ -202,6 +262,4 @@ def fetch(world: World, folder: Path, choice: Choice) -> Columns:
             data = bytes(world.mail.collect(holder, FILES, FILE_LIMIT, "receiving a checkpoint"))
             check_image(data, path.name)
             write_whole(path, data)
-    where = f"{folder_of(folder, mine)}/{choice.marks[mine].file}"
-    check_image(data, where)
-    return parse_arrays(data, where)
+    return data

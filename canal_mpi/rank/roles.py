@@ -15,8 +15,8 @@ from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
 from canal_mpi.job import Job
 from canal_mpi.log import logger
-from canal_mpi.rank import resume, signals
-from canal_mpi.rank.ending import Stopping, complain, end_together, fail, interrupted, log_hint, who
+from canal_mpi.rank import regroup, resume, signals
+from canal_mpi.rank.ending import Stopping, complain, end_together, fall, interrupted, log_hint, who
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
@@ -36,7 +36,10 @@ DEFERENCE = 0.3  # seconds: MPI fails where another rank has died, whose witness
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
     stopping = Stopping(World())
-    return conduct(stopping, Run(stopping, request).go, request.verbosity)
+    code = conduct(stopping, Run(stopping, request).go, request.verbosity)
+    if len(stopping.world.alive) < stopping.world.size:
+        stopping.world.vanish(code)
+    return code
 
 
 def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0) -> int:
@@ -54,7 +57,7 @@ def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0)
     except KeyboardInterrupt:
         return interrupted(world, stopping.hint)
     except CanalError as error:
-        return fail(world, f"{who(world)}: {error}{stopping.hint}", error.code)
+        return fall(world, f"{who(world)}: {error}{stopping.hint}", error.code)
     except (Exception, SystemExit) as error:
         logger.error("%s", traceback.format_exc())
         if verbosity > 0:
@@ -62,7 +65,7 @@ def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0)
         if type(error).__module__.startswith("mpi4py"):
             sleep(DEFERENCE)
         words = f"{who(world)} failed: {type(error).__name__}: {error}"
-        return fail(world, f"{words}{log_hint()}{stopping.hint}", 70)
+        return fall(world, f"{words}{log_hint()}{stopping.hint}", 70)
     return 0
 
 
@@ -72,6 +75,8 @@ class Run:
     def __init__(self, stopping: Stopping, request: Request) -> None:
         self.stopping, self.world, self.request = stopping, stopping.world, request
         self._told = -1  # the round that the witness knows of
+        self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
+        self._faults: list[dict[str, Any]] = []  # rows of agents that died
 
     def go(self) -> None:
         """Everything a user can get wrong is found before the first environment is made."""
@@ -79,6 +84,8 @@ class Run:
         world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
         servers = world.from_root(lambda: json.dumps(env_servers(request, world.size)).encode())
         world.seat(json.loads(servers))
+        if request.ft:
+            world.from_root(self._check_ft)
         self.choice = self._choose() if request.resume else None
         self.plan = Plan.from_json(world.from_root(lambda: self._make_plan().to_json()))
         if self.choice and self._nothing_is_left(self.choice):
@@ -87,32 +94,59 @@ class Run:
         world.watch.timeout = self.plan.job.timeout
         world.together(self._create_folder)
         world.together(self._open_log)
-        if world.rank == 0:
+        if world.leads:
             self._open_results()
+        world.ft = request.ft and world.size > 1
+        died = False
+        while True:
+            try:
+                if died:
+                    self._go_on_without()
+                self._live()
+                break
+            except Exception as error:
+                if not world.has_fallen(error):
+                    raise
+                died = True
+        if world.leads:
+            self._close_results()
+
+    def _live(self) -> None:
+        """The rank's part, from here to the end of the run."""
+        world = self.world
         if world.serves:
-            server = world.together(self._build_server)
-            signals.may_wait = True  # a signal is a wish here too: agents have to save
-            server.serve()
+            self._serve()
         else:
-            self._live(world.together(self._build))
+            self._learn(world.together(self._build))
         world.meet()  # who is done answers letters until all are
         self.stopping.forbid()
         if not world.serves:
             self.sink.close()
         world.finish()
-        if world.rank == 0:
-            self._close_results()
 
-    def _live(self, agent: Any) -> None:
+    def _serve(self) -> None:
+        """An env server's life."""
+        server = self.world.together(self._build_server)
+        if self.choice and self.choice.round:
+            resume.hand_over(self.world, self.plan.folder, self.choice)
+        signals.may_wait = True  # a signal is a wish here too: agents have to save
+        try:
+            server.serve()
+        finally:
+            server.close()
+
+    def _learn(self, agent: Any) -> None:
         """An agent's life."""
         world = self.world
         before = self._stock(agent) if self.plan.job.share.lessons else 0
-        if world.rank == 0:
+        if world.leads and not self._faults:
             self._greet(agent.replay.nbytes, agent.memory.nbytes, before)
-            world.watch.on_beat = self._refresh
+        world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
         if self.choice and self.choice.round:
             world.together(lambda: self._take_up(agent), world.agents)
+            if self._faults or self.plan.job.share.free:
+                regroup.reacquaint(world, agent.sharing.link, self._faults)
             self.sink.rejoin()
         else:
             self.sink.flush(0)
@@ -121,6 +155,35 @@ class Run:
         agent.sharing.link.settle()
         if world.agents < world.size:
             agent.envs.close()
+
+    # ── ranks that died (--ft) ─────────────────────────────────────────────────────────────────
+
+    def _check_ft(self) -> bytes:
+        regroup.check(self.world.launcher)
+        return b""
+
+    def _go_on_without(self) -> None:
+        """Shrink the world to the living, and go back to what all of them have saved."""
+        world, plan = self.world, self.plan
+        faults = regroup.shrink(world)
+        self._faults += faults
+        regroup.check_left(world, self.stopping.hint)
+        self.plan = replace(plan, edges=regroup.edges_left(world, plan))
+        self.choice = resume.go_back(world, self.plan)
+        resume.clean_up(world, plan.folder, self.choice)
+        if not world.leads:
+            return
+        if not hasattr(self, "store"):  # who wrote the results is gone
+            self.directory = RunDirectory(plan.folder)
+            self.directory.reopen()
+            self._open_results()
+        self.view.watch, self.store.info.faults = world.watch, self._faults
+        for fault in faults:
+            self.view.event("death", **fault)
+            self.view.say(
+                f"{fault['role']} (rank {fault['rank']} on {fault['host']}) died in round "
+                f"{fault['round']}; the others go on from round {max(self.choice.round, 1)}"
+            )
 
     def _make_plan(self) -> Plan:
         hosts = self.world.hosts[: self.world.agents]
@@ -134,11 +197,11 @@ class Run:
         path = world.from_root(lambda: str(resume.folder_to_resume(request)).encode())
         folder = Path(path.decode())
         self.directory = RunDirectory(folder)
-        world.together(lambda: self.directory.reopen() if world.rank == 0 else None)
+        world.together(lambda: self.directory.reopen() if world.leads else None)
         try:
             return resume.choose(world, folder)
         except Agreed:
-            if world.rank == 0:
+            if world.leads:
                 self.directory.give_back()
             raise
 
@@ -147,7 +210,7 @@ class Run:
         old = orders_of(config.from_toml(choice.job), choice.first_agent, choice.agents)
         if not choice.finished or old != self.plan.orders:
             return False
-        if self.world.rank == 0:
+        if self.world.leads:
             print(f"{self.plan.folder} is finished; more rounds or tasks would go on with it.")
         self.world.finish()
         return True
@@ -160,8 +223,8 @@ class Run:
         state = resume.fetch(self.world, self.plan.folder, self.choice)
         position.restore(agent, state)
         agent.record.progress.total_steps = 0  # steps a second count from here
-        if self.world.rank == 0:
-            self.view.done_before = (self.choice.round - 1) * self.world.agents
+        if self.world.leads:
+            self.view.done_before = (self.choice.round - 1) * len(self.choice.marks)
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
     def _resume_command(self) -> str:
@@ -186,14 +249,14 @@ class Run:
         job, folder = self.plan.job, self.plan.folder
         if self.choice:
             resume.clean_up(self.world, folder, self.choice)
-            for words in self.choice.damaged if self.world.rank == 0 else ():
+            for words in self.choice.damaged if self.world.leads else ():
                 complain(f"warning: {words} An older checkpoint is used.", 0)
-        elif self.world.rank == 0:
+        elif self.world.leads:
             self.directory = RunDirectory(folder)
             rows = min(job.train.frames, job.share.rows)
             needed = (4 << 20) + rows * 32 * len(self.plan.orders[0]) * self.world.agents
             self.directory.create(self.request.force, needed)
-        if self.world.rank == 0:
+        if self.world.leads:
             write_whole(folder / "job.toml", config.to_toml(job, explain=True).encode())
 
     def _open_log(self) -> None:
@@ -225,7 +288,8 @@ class Run:
             plan.orders,
             plan.edges,
             library_versions(world.comm),
-            resumes=_resumes(plan.folder) + 1 if self.choice else 0,
+            resumes=_resumes(plan.folder) + bool(self.request.resume),
+            faults=self._faults,
         )
         self.store = Store(plan.folder / "run.h5", info)
         self.stopping.mark = self._mark
@@ -243,10 +307,11 @@ class Run:
         from canal_mpi.rank import build
         from canal_mpi.rank.collect import Collector
 
-        plan, world, root = self.plan, self.world, self.world.rank == 0
-        store, view = (self.store, self.view) if root else (None, None)
+        plan, world = self.plan, self.world
+        store, view = (self.store, self.view) if world.leads else (None, None)
         folder, free = plan.folder, plan.job.share.free
-        self.sink = sink = Collector(world, folder, self.number, store, view, free)
+        known = self._known
+        self.sink = sink = Collector(world, folder, self.number, store, view, free, known)
         sink.add(
             "agents",
             agent=self.number,
@@ -305,8 +370,12 @@ class Run:
             "first_agent": plan.first_agent,
             "job": config.to_toml(plan.job),
         }
-        settings = plan.job.checkpoint
-        return Checkpoints(plan.folder, about, settings, lambda: watch.stopping, signals.hurry)
+        settings, world = plan.job.checkpoint, self.world
+
+        def stopping() -> bool:
+            return watch.stopping or world.fallen
+
+        return Checkpoints(plan.folder, about, settings, stopping, signals.hurry)
 
     def _link(self) -> Link:
         share, comm = self.plan.job.share, self.world.agents_comm
@@ -318,14 +387,15 @@ class Run:
         held = share.hold_mb << 20
         terms = Terms(share.free, share.relay, share.patience, held, self.plan.job.tasks)
         limit = (share.limit_mb << 20) + HEADS
-        return MpiLink(comm, set(self.plan.edges), self.world.watch.idle, limit, terms)
+        edges, idle = set(self.plan.edges), self.world.watch.idle
+        return MpiLink(comm, edges, idle, limit, terms, plain=self.world.ft)
 
     def _stock(self, agent: Any) -> int:
         """Offer the lessons of an earlier run, which rank 0 reads; how many there are."""
         from canal_mpi.results.lessons import earlier_lessons
 
         job, spaces, link, found = self.plan.job, agent.replay.spaces, agent.sharing.link, []
-        if self.world.rank == 0:
+        if self.world.leads:
             share = job.share
             found = earlier_lessons(share.lessons, job.tasks, spaces, share.limit_mb << 20)
         rng = seeding.stream(job.seed, self.number, "", "lessons")
@@ -335,7 +405,7 @@ class Run:
         ]
         offers = unpack_offers(self.world.broadcast(pack_offers(told), self.world.agents))
         lessons = {lesson.offer.key: data for lesson, data in found}
-        link.stock(offers, lessons, self.number if self.world.rank == 0 else 0)
+        link.stock(offers, lessons, self.world.lead if self.world.size > 1 else self.number)
         return len(offers)
 
     def _packs(self) -> bool:
@@ -351,17 +421,28 @@ class Run:
             self._told = progress.round
             self.world.witness.tell(
                 f"agent {self.number} ({self.world.place}) was killed or left "
-                f"without a word in round {progress.round}. What was saved is safe in "
-                f"{self.plan.folder}.{self.stopping.hint}"
+                f"without a word in round {progress.round}. {self._consolation()}"
             )
-        self.world.watch.beat(progress)
+        try:
+            self.world.watch.beat(progress)
+        except Exception as error:
+            if progress.phase != "training" or not self.world.has_fallen(error):
+                raise  # in training the agent saves first: see `_saver`
         if self.world.watch.stopping and self.world.watch.may_stop and progress.phase != "training":
             raise Stopped("stopped")
 
+    def _consolation(self) -> str:
+        """What remains when this rank is gone."""
+        if self.world.ft:
+            return "The others go on."
+        return f"What was saved is safe in {self.plan.folder}.{self.stopping.hint}"
+
     def _refresh(self) -> None:
-        """On rank 0, twice a second."""
-        self.view.refresh()
-        self.sink.write_arrived()
+        """Twice a second."""
+        if self.world.leads:
+            self.view.refresh()
+        if self.world.leads or self.world.ft:
+            self.sink.write_arrived()
 
     def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
@@ -406,9 +487,9 @@ class Run:
         return f" · environments on {there}" if there else ""
 
     def _close_results(self) -> None:
-        self.store.write("finished")
-        self.view.write_status("finished")
-        self.view.event("finished")
+        self.store.write(self.store.end)
+        self.view.write_status(self.store.end)
+        self.view.event(self.store.end)
         job = self.plan.job
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
         folder = _short_path(self.plan.folder)

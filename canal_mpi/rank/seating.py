@@ -14,12 +14,19 @@ from canal_mpi.types import Progress, Spaces
 
 def server_of(world: World, agent: int) -> int:
     """The rank that plays for an agent: agents are dealt over the servers in turn."""
-    return world.agents + agent % (world.size - world.agents)
+    servers = [rank for rank in world.alive if rank >= world.agents]
+    return servers[agent % len(servers)]
+
+
+def agents_of(world: World, server: int) -> list[int]:
+    """The living agents that a server plays for."""
+    agents = [rank for rank in world.alive if rank < world.agents]
+    return [agent for agent in agents if server_of(world, agent) == server]
 
 
 def lanes_to(world: World, server: int, games: int) -> int:
     """Lanes for each agent of a server, so that its cores are used and no game waits needlessly."""
-    agents = sum(server_of(world, agent) == server for agent in range(world.agents))
+    agents = len(agents_of(world, server))
     cores = int(world.cards[server]["cores"])
     return max(1, min(games, cores // max(agents, 1), 64))
 
@@ -41,7 +48,7 @@ def server(world: World, job: Job, log_file: Path) -> EnvServer:
     """This rank's server, its workers loaded."""
     assert world.comm is not None
     games, spaces = job.train.envs, common_spaces(job.tasks, job.task)
-    mine = [agent for agent in range(world.agents) if server_of(world, agent) == world.rank]
+    mine = agents_of(world, world.rank)
     pairs = [(a, lane) for a in mine for lane in range(lanes_to(world, world.rank, games))]
     workers = [Worker(job, log_file) for _ in pairs]
     for worker in workers:
@@ -52,4 +59,4 @@ def server(world: World, job: Job, log_file: Path) -> EnvServer:
         Seat(agent, Port.of_server(world.comm, agent, lane, size), worker, room)
         for (agent, lane), worker in zip(pairs, workers, strict=True)
     ]
-    return EnvServer(seats, lambda: world.watch.idle(0, "serving"))
+    return EnvServer(seats, lambda: world.watch.idle(world.lead, "serving"))

@@ -10,21 +10,20 @@ PACKING = 100e6  # bytes of rows a second that are packed and unpacked (canal-mp
 
 
 def slowest_link(world: World) -> float:
-    """Bytes a second from rank 0 to the slowest other host; infinite on one host."""
-    hosts = world.hosts[: world.agents]
-    firsts = {host: rank for rank, host in reversed(list(enumerate(hosts)))}
-    others = sorted(rank for host, rank in firsts.items() if host != hosts[0])
+    """Bytes a second from the leading rank to the slowest other host; infinite on one host."""
+    firsts = {world.hosts[rank]: rank for rank in reversed(world.alive) if rank < world.agents}
+    others = sorted(rank for host, rank in firsts.items() if host != world.hosts[world.lead])
     found = float("inf")
     if world.mail is None or not others:
         return found
-    for rank in others if world.rank == 0 else [0] * (world.rank in others):
+    for rank in others if world.leads else [world.lead] * (world.rank in others):
         for size in (1, PROBE):  # the first one opens the connection
             start = perf_counter()
-            if world.rank == 0:
+            if world.leads:
                 world.mail.post(bytes(size), rank, TAG)
             echo = world.mail.collect(rank, TAG, PROBE, "the start")
-            if world.rank:
-                world.mail.post(b"\0", 0, TAG)
+            if not world.leads:
+                world.mail.post(b"\0", rank, TAG)
             assert echo
         found = min(found, PROBE / (perf_counter() - start))
     world.mail.settle("the start")

@@ -1,7 +1,7 @@
 """Heartbeats: rank 0 hears everybody and everybody hears rank 0, so silence has a name."""
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -22,11 +22,19 @@ WARN = 30.0  # seconds of silence after which rank 0 says so
 class Watch:
     """Sends this rank's progress, listens for the others', and ends a wait that has no end."""
 
-    def __init__(self, comm: "MPI.Intracomm | None", timeout: float) -> None:
+    def __init__(
+        self,
+        comm: "MPI.Intracomm | None",
+        timeout: float,
+        alive: Sequence[int] = (),
+        size: int = 0,
+    ) -> None:
         self.comm, self.timeout = comm, timeout
         self.rank = comm.Get_rank() if comm else 0
-        self.size = comm.Get_size() if comm else 1
-        peers = range(1, self.size) if self.rank == 0 else range(min(self.size, 1))
+        self.size = size or (comm.Get_size() if comm else 1)
+        alive = alive or range(self.size)
+        self.leads = self.rank == alive[0]  # the first rank that lives hears all others
+        peers = alive[1:] if self.leads else alive[:1]
         self.heard = dict.fromkeys(peers, monotonic())
         self.names = [f"rank {rank}" for rank in range(self.size)]
         self.progress = [Progress() for _ in range(self.size)]
@@ -56,7 +64,7 @@ class Watch:
         self.progress[self.rank] = progress
         self._decide(now)
         for peer in self.heard:
-            self._send(peer, _pack(progress, self.stopping if self.rank == 0 else bool(self.wish)))
+            self._send(peer, _pack(progress, self.stopping if self.leads else bool(self.wish)))
         self._listen(now)
         self.on_beat()
 
@@ -64,11 +72,11 @@ class Watch:
         """Rank 0 says when the run stops; silence is noticed by whoever hears it."""
         if signals.asked and not self.wish:
             self.wish = f"{self.names[self.rank]} got {signals.asked}"
-        if self.rank == 0 and now > self.end_by and not self.wish:
+        if self.leads and now > self.end_by and not self.wish:
             self.wish = "its time is over (--max-time)"
         if self.may_stop and not self.stopping:
             self.silence = self._too_silent(now)
-            self.stopping = bool(self.silence) or (self.rank == 0 and bool(self.wish))
+            self.stopping = bool(self.silence) or (self.leads and bool(self.wish))
 
     def _too_silent(self, now: float) -> str:
         for other, heard in self.heard.items():
@@ -94,7 +102,7 @@ class Watch:
     def others_work(self) -> bool:
         """Whether somebody who can be heard may still be saving; only rank 0 hears that."""
         now = monotonic()
-        return self.rank != 0 or any(
+        return not self.leads or any(
             self.progress[peer].phase != "stopped" and now - heard <= self.timeout
             for peer, heard in self.heard.items()
         )
@@ -119,9 +127,9 @@ class Watch:
                 self.comm.Recv([buffer, BYTES], peer, TAG)
                 self.heard[peer] = now
                 self.progress[peer], told = _unpack(buffer)
-                if told and self.rank == 0:
+                if told and self.leads:
                     self.wish = self.wish or f"{self.names[peer]} was asked to"
-                self.stopping |= told and self.rank != 0
+                self.stopping |= told and not self.leads
 
 
 BYTES = "B"  # MPI's name for plain bytes

@@ -9,6 +9,7 @@ import os
 import platform
 import signal
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
@@ -23,6 +24,7 @@ from canal_mpi.errors import CanalError, RanksDiffer
 from canal_mpi.rank.launcher import Launcher, detect
 from canal_mpi.rank.watch import Watch
 from canal_mpi.rank.witness import stand_by
+from canal_mpi.schema import ROWS_LIMIT
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -33,6 +35,7 @@ T = TypeVar("T")
 WORDS, ROWS, END, STOP, HISTORY = 31, 32, 33, 35, 36  # tags
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
+FT_SIGN = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 
 
 class Agreed(CanalError):
@@ -65,7 +68,34 @@ class World:
         self.cards: Sequence[dict[str, str]] = []
         self.agent = self.rank
         self.agents, self.agents_comm = self.size, self.comm
+        self.alive: list[int] = list(range(self.size))
+        self.ft = self.fallen = False  # whether deaths are survived, and one was noticed
+        self.past: list[object] = []  # what a rank that died may have left half done
         self.ranks = list(range(self.size))  # the launcher's number of each rank; see `seat`
+
+    @property
+    def lead(self) -> int:
+        """The rank that writes the results: the first one that lives."""
+        return self.alive[0]
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is it."""
+        return self.rank == self.alive[0]
+
+    def others(self, among: int = 0) -> list[int]:
+        """Every living rank (or those of the first `among`) but the one that leads."""
+        return [rank for rank in self.alive[1:] if rank < (among or self.size)]
+
+    def speaks_for_host(self) -> bool:
+        """Whether this is the first living rank of its host."""
+        return self.rank == next(r for r in self.alive if self.hosts[r] == self.host)
+
+    def has_fallen(self, error: BaseException) -> bool:
+        """Whether an error tells of a death that the run survives."""
+        chain = (error, error.__cause__)
+        self.fallen |= any(type(one).__module__.startswith("mpi4py") for one in chain)
+        return self.ft and self.fallen
 
     @property
     def serves(self) -> bool:
@@ -96,28 +126,30 @@ class World:
         self.mail = _mail(self.comm, self.watch)
 
     def broadcast(self, data: bytes, among: int = 0) -> bytes:
-        """Rank 0's bytes, on every rank, or on the first `among`."""
+        """The leading rank's bytes, on every rank, or on the first `among`."""
         if self.mail is None:
             return data
-        if self.rank:
-            return bytes(self.mail.collect(0, WORDS, WORDS_LIMIT, "the start"))
-        for peer in range(1, among or self.size):
+        if not self.leads:
+            return bytes(self.mail.collect(self.lead, WORDS, ROWS_LIMIT, "the start"))
+        for peer in self.others(among):
             self.mail.post(data, peer, WORDS)
         self.mail.settle("the start")
         return data
 
     def gather(
         self, data: bytes, tag: int = WORDS, limit: int = WORDS_LIMIT, among: int = 0
-    ) -> list[bytes]:
-        """Everybody's bytes (or those of the first `among`) on rank 0; nothing on the others."""
+    ) -> dict[int, bytes]:
+        """Everybody's bytes by rank (or those of the first `among`), on the leading rank alone."""
         if self.mail is None:
-            return [data]
-        if self.rank:
+            return {self.rank: data}
+        if not self.leads:
             self.mail.settle("the gathering")  # what was posted before
-            self.mail.post(data, 0, tag)
-            return []
-        peers = range(1, among or self.size)
-        return [data, *(bytes(self.mail.collect(p, tag, limit, "the gathering")) for p in peers)]
+            self.mail.post(data, self.lead, tag)
+            return {}
+        found, where = {self.rank: data}, "the gathering"
+        for peer in self.others(among):
+            found[peer] = bytes(self.mail.collect(peer, tag, limit, where))
+        return found
 
     def together(self, step: Callable[[], T], among: int = 0) -> T:
         """Do something on every rank (or the first `among`); all raise what one of them did."""
@@ -128,11 +160,12 @@ class World:
             trouble, code = str(error), error.code
         verdict = {"trouble": trouble, "code": code}
         words = json.dumps(verdict).encode()
-        found = [json.loads(words) for words in self.gather(words, among=among)]
-        bad = [(rank, v) for rank, v in enumerate(found) if v["code"]]
+        told = self.gather(words, among=among).items()
+        found = {rank: json.loads(words) for rank, words in told}
+        bad = [(rank, v) for rank, v in found.items() if v["code"]]
         if bad:
             rank, verdict = bad[0]
-            if self.size > 1 and len(bad) < self.size and rank:
+            if self.size > 1 and len(bad) < self.size and rank != self.lead:
                 verdict["trouble"] = f"{self.watch.names[rank]}: {verdict['trouble']}"
         shared = json.loads(self.broadcast(json.dumps(verdict).encode(), among))
         if shared["code"]:
@@ -140,8 +173,8 @@ class World:
         return result  # type: ignore[return-value]
 
     def from_root(self, step: Callable[[], bytes]) -> bytes:
-        """What rank 0 works out (it alone may have the files), on every rank."""
-        words = self.together(lambda: step() if self.rank == 0 else b"")
+        """What the leading rank works out (it alone may have the files), on every rank."""
+        words = self.together(lambda: step() if self.leads else b"")
         return self.broadcast(words)
 
     def handshake(self, request: str) -> None:
@@ -156,7 +189,7 @@ class World:
             "pid": str(os.getpid()),
             "cores": str(len(os.sched_getaffinity(0))),
         }
-        cards = [json.loads(words) for words in self.gather(json.dumps(card).encode())]
+        cards = [json.loads(words) for words in self.gather(json.dumps(card).encode()).values()]
         shared = json.loads(self.broadcast(json.dumps(cards).encode()))
         self.cards = shared
         self.hosts = [other["host"] for other in shared]
@@ -173,20 +206,20 @@ class World:
 
     def everybody_stopped(self) -> None:
         """Wait until every rank has stopped; what else was on its way is left lying."""
-        if self.mail is not None and self.rank:
-            self.mail.post(b"", 0, STOP)
+        if self.mail is not None and not self.leads:
+            self.mail.post(b"", self.lead, STOP)
         elif self.mail is not None:
-            for peer in range(1, self.agents):  # env servers have nothing to save
+            for peer in self.others(self.agents):  # env servers have nothing to save
                 self.mail.collect(peer, STOP, 0, "the stop")
 
     def stop(self, code: int) -> None:
-        """End every rank, on rank 0's word, without waiting for messages that nobody reads."""
-        if self.mail is not None and self.rank:
-            self.mail.collect(0, STOP, 0, "the stop")
+        """End every rank, on the leading one's word; messages that nobody reads are left lying."""
+        if self.mail is not None and not self.leads:
+            self.mail.collect(self.lead, STOP, 0, "the stop")
             self.hush()
-            sleep(10)  # rank 0 ends us
+            sleep(10)  # the leading rank ends us
         elif self.mail is not None:
-            for peer in range(1, self.size):
+            for peer in self.others():
                 self.mail.post(b"", peer, STOP)
             sleep(0.3)
         self.abort(code)
@@ -195,11 +228,11 @@ class World:
         """Wait until every rank is here; letters are answered meanwhile."""
         if self.mail is not None:
             self.gather(b"", END)
-            if self.rank == 0:
-                for peer in range(1, self.size):
+            if self.leads:
+                for peer in self.others():
                     self.mail.post(b"", peer, END)
             else:
-                self.mail.collect(0, END, 0, "the end")
+                self.mail.collect(self.lead, END, 0, "the end")
             self.mail.settle("the end")
 
     def finish(self) -> None:
@@ -209,6 +242,12 @@ class World:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI's own farewell knows no deadline
             signal.alarm(ceil(self.watch.timeout) + 10)
         self.leave()
+
+    def vanish(self, code: int) -> None:
+        """End this process at once: after a death MPI's own farewell may wait for the dead."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
     def leave(self) -> None:
         """From here on this rank's silence means nothing."""

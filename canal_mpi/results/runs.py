@@ -41,12 +41,13 @@ class Glance:
     @property
     def round(self) -> int:
         """The round of the slowest agent."""
-        return min((whole(agent.get("round")) for agent in self.agents), default=0)
+        living = (agent for agent in self.agents if agent.get("phase") != "died")
+        return min((whole(agent.get("round")) for agent in living), default=0)
 
     @property
     def resumable(self) -> bool:
         """Whether the run stopped early and left checkpoints to go on from."""
-        done = self.status in ("finished", "running")
+        done = self.status in ("finished", "running", "degraded")
         return not done and any((self.folder / "checkpoints").glob("agent-*/*"))
 
 

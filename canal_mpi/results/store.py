@@ -12,7 +12,7 @@ import numpy as np
 from canal_mpi.errors import DamagedData
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import image, write_dataset
-from canal_mpi.schema import SCHEMA_VERSION, TABLES, TEXT
+from canal_mpi.schema import SCHEMA_VERSION, TABLES, TEXT, Rows
 from canal_mpi.types import Array, Columns
 
 VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "resumes")
@@ -32,6 +32,7 @@ class RunInfo:
     versions: dict[str, str]
     started: str = field(default_factory=lambda: now())
     resumes: int = 0
+    faults: list[dict[str, Any]] = field(default_factory=list)  # rows of agents that died
 
     @property
     def agents(self) -> int:
@@ -52,8 +53,17 @@ class Store:
         self._parts: dict[str, list[Array]] = {}
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Forget all rows but who died."""
         self._parts.clear()
+        rows = Rows()
+        for fault in self.info.faults:
+            rows.add("faults", **{name: fault[name] for name in TABLES["faults"]})
+        self.append(rows.take(), self.info.first_agent)
+
+    @property
+    def end(self) -> str:
+        """What a run that came to its end is called."""
+        return "degraded" if self.info.faults else "finished"
 
     def append(self, columns: Columns, agent: int) -> None:
         """Take in rows from one agent; anything that is not in the schema is refused."""
@@ -113,7 +123,7 @@ class Store:
                 "job": info.job,
                 "status": status,
                 "started": info.started,
-                "finished": now() if status == "finished" else "",
+                "finished": now() if status == self.end else "",
                 "volatile": list(VOLATILE_ATTRIBUTES),
             }
         )

@@ -109,6 +109,7 @@ class Desk:
         self._agents = {agent for edge in edges for agent in edge}
         self._shelf: dict[Key, bytes] = {}  # lessons held, the oldest first
         self._heard: dict[Key, Heard] = {}
+        self._own: list[Offer] = []  # of this agent
         self._news: list[Offer] = []  # offers to pass on
         self._early: dict[tuple[int, int], Letter] = {}  # news by sender and round
         self._asked: dict[Key, Asked] = {}
@@ -140,6 +141,7 @@ class Desk:
         with self._lock:
             if offer is not None:
                 self._keep(offer.key, data)
+                self._own.append(offer)
                 self._news.append(offer)
             self._tell()
         if not self.terms.free:
@@ -391,6 +393,22 @@ class Desk:
                 break
             del self._shelf[(foreign or own)[0]]
 
+    # ── going on with others than before ───────────────────────────────────────────────────────
+
+    def known(self) -> tuple[list[Offer], list[Key]]:
+        """Every offer that this agent made or heard of, and the lessons that it holds."""
+        offers = [*self._own, *(heard.offer for heard in self._heard.values())]
+        return offers, list(self._shelf)
+
+    def regroup(self, known: Sequence[Heard]) -> None:
+        """Know these lessons, each held by the agent that it is named with, and nothing else."""
+        ways = {holder: first_tellers(self._edges, holder) for _, holder in known}
+        self._heard, self._news = {}, []
+        for offer, holder in known:
+            via = self.agent if holder == self.agent else ways[holder].get(self.agent)
+            if via is not None and offer.donor != self.agent:
+                self._heard[offer.key] = Heard(offer, via)
+
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
     def state(self) -> Columns:
@@ -398,6 +416,7 @@ class Desk:
         heard = list(self._heard.values())
         held = under("heard", offers_to_columns([h.offer for h in heard]))
         held |= under("news", offers_to_columns(self._news))
+        held |= under("own", offers_to_columns(self._own))
         for (donor, round_), data in self._shelf.items():
             held[f"shelf/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
         taken = np.array(sorted(self._taken), dtype="<i4").reshape(-1, 2)
@@ -408,6 +427,7 @@ class Desk:
         offers, via = columns_to_offers(inside("heard", state)), state["via"].tolist()
         self._heard = {o.key: Heard(o, v) for o, v in zip(offers, via, strict=True)}
         self._news = columns_to_offers(inside("news", state))
+        self._own = columns_to_offers(inside("own", state))
         self._taken = {(donor, round_) for donor, round_ in state["taken"].tolist()}
         self._shelf = {}
         for name, data in inside("shelf", state).items():

@@ -1,0 +1,112 @@
+"""Going on without ranks that died (`--ft`, Open MPI's ULFM): a smaller world, the same numbers.
+
+Whoever notices a death revokes the communicators, so that everybody notices; the living shrink the
+world, and go back to their newest common checkpoints.
+"""
+
+import json
+import os
+from dataclasses import replace
+from time import time
+from typing import Any
+
+from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.rank.launcher import Launcher
+from canal_mpi.rank.plan import Plan
+from canal_mpi.rank.watch import Watch
+from canal_mpi.rank.world import FT_SIGN, Agreed, World
+from canal_mpi.topology import survivors
+from canal_mpi.topology.desk import Desk
+
+Fault = dict[str, Any]  # a row of /faults, and what the rank was for
+
+
+def check(launcher: Launcher | None) -> None:
+    """Refuse --ft where no death would be survived."""
+    if os.environ.get(FT_SIGN) in ("1", "true"):
+        return
+    if launcher is None:
+        raise UsageError("--ft is for several ranks: mpirun --with-ft ulfm -np 5 canal-mpi train")
+    if "Open MPI" in launcher.name:
+        raise UsageError("--ft needs Open MPI's fault tolerance: mpirun --with-ft ulfm …")
+    raise UsageError(
+        f"--ft needs Open MPI; this is {launcher.name}, where a dead rank ends the job. Leave it "
+        "out: what was saved can be taken up with --resume."
+    )
+
+
+def shrink(world: World) -> list[Fault]:
+    """Go on with the living alone; what the leading rank heard last of those who are gone."""
+    from canal_mpi.topology.crowd import shrunk, split
+    from canal_mpi.topology.mpimail import Mail
+
+    assert world.comm is not None and world.mail is not None
+    before, watch = world.alive, world.watch
+    world.past.append((world.mail, world.comm, world.agents_comm))  # buffers outlive requests
+    watch.serve = watch.on_beat = _nothing
+    world.comm = shrunk(world.comm, before, world.agents_comm)
+    world.alive, world.agents_comm = list(world.comm.numbers), None
+    world.watch = _renewed(world, watch)
+    world.mail = Mail(world.comm, world.watch.idle)
+    world.agents_comm = split(world.comm, world.agents)
+    world.fallen = False
+    dead = [rank for rank in before if rank not in world.alive]
+    faults = json.dumps([_fault(world, watch, rank) for rank in dead]).encode()
+    return list(json.loads(world.broadcast(faults)))
+
+
+def _renewed(world: World, old: Watch) -> Watch:
+    """A watch on the new communicator that knows what the old one knew."""
+    watch = Watch(world.comm, old.timeout, world.alive, old.size)
+    watch.names, watch.wish = old.names, old.wish
+    for rank, progress in enumerate(old.progress):
+        gone = replace(progress, phase="died")
+        watch.progress[rank] = progress if rank in world.alive else gone
+    return watch
+
+
+def _fault(world: World, watch: Watch, rank: int) -> Fault:
+    p, agent = watch.progress[rank], rank < world.agents
+    return {
+        "role": f"agent {rank}" if agent else "env server",
+        "agent": rank if agent else -1,
+        "round": p.round,
+        "task": p.task,
+        "phase": p.phase,
+        "rank": world.ranks[rank],
+        "host": world.hosts[rank],
+        "time": time(),
+        "lost": "",
+    }
+
+
+def check_left(world: World, hint: str) -> None:
+    """Without an agent, or without an env server where there was one, nothing goes on."""
+    if world.alive[0] >= world.agents:
+        raise Agreed(f"no agent is left.{hint}", RankFailed.code)
+    if world.agents < world.size and world.alive[-1] < world.agents:
+        raise Agreed(f"no env server is left.{hint}", RankFailed.code)
+
+
+def edges_left(world: World, plan: Plan) -> list[tuple[int, int]]:
+    """Who hears whom among the living."""
+    living, share = [rank for rank in world.alive if rank < world.agents], plan.job.share
+    if not plan.edges:
+        return []
+    before, hosts = set(plan.edges), [world.hosts[rank] for rank in living]
+    return sorted(survivors.edges_among(living, share.topology, before, plan.job.seed, hosts))
+
+
+def reacquaint(world: World, link: Desk, faults: list[Fault]) -> None:
+    """Let everybody know every lesson that somebody still holds, and note those that are lost."""
+    messages = world.gather(survivors.pack_known(link.known()), among=world.agents)
+    found, lost = survivors.merged(messages)
+    told = survivors.pack_merged(found)
+    link.regroup(survivors.unpack_merged(world.broadcast(told, world.agents)))
+    for fault in faults:
+        mine = [f"round {o.round} ({o.task})" for o in lost if o.donor == fault["agent"]]
+        fault["lost"] = ", ".join(mine)[:200] or fault["lost"]
+
+
+def _nothing() -> None:
+    """Nobody to answer."""
