@@ -14,7 +14,7 @@ from canal_mpi.types import Progress
 def watch_of(rank: int, monkeypatch: pytest.MonkeyPatch) -> Watch:
     """The watch of one rank of three, without MPI."""
     watch = Watch(None, timeout=10.0)
-    watch.rank, watch.size = rank, 3
+    watch.rank, watch.size, watch.leads = rank, 3, rank == 0
     peers = (1, 2) if rank == 0 else (0,)
     watch.heard = dict.fromkeys(peers, monotonic())
     watch.names = [f"rank {k} on host" for k in range(3)]
