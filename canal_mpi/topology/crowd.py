@@ -65,7 +65,7 @@ class Crowd(MPI.Intracomm):
 
     def copy(self) -> "Crowd":
         """The same members, whose messages can't be mixed up with those of this one."""
-        return Crowd(self.Dup(), self.numbers)
+        return Crowd(MPI.Intracomm(self).Dup(), self.numbers)
 
 
 def shrunk(comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | None) -> Crowd:
@@ -74,7 +74,7 @@ def shrunk(comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | N
         if one is not None:
             one.Revoke()
     with deadline():
-        new = MPI.Intracomm(comm.Shrink())
+        new = MPI.Intracomm(MPI.Intracomm(comm).Shrink())
     places = MPI.Group.Translate_ranks(new.Get_group(), None, comm.Get_group())
     return Crowd(new, [numbers[place] for place in places])
 
@@ -83,5 +83,5 @@ def split(crowd: Crowd, agents: int) -> Crowd:
     """The part of a crowd on this side of a number: the agents, or the env servers behind them."""
     serves = crowd.Get_rank() >= agents
     with deadline():
-        part = MPI.Intracomm(crowd.Split(int(serves), crowd.ranks[crowd.Get_rank()]))
-    return Crowd(part, [number for number in crowd.numbers if (number >= agents) == serves])
+        part = MPI.Intracomm(crowd).Split(int(serves), crowd.ranks[crowd.Get_rank()])
+    return Crowd(MPI.Intracomm(part), [number for number in crowd.numbers if (number >= agents) == serves])

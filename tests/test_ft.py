@@ -1,0 +1,162 @@
+"""Going on without ranks that died: --ft on Open MPI's ULFM, with real ranks really killed."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from launch import SMOKE, Result, environment, run
+
+from canal_mpi.columns import encode
+from canal_mpi.topology.desk import Heard
+from canal_mpi.topology.graphs import full, ring
+from canal_mpi.topology.link import ThreadLink
+from canal_mpi.topology.survivors import (
+    edges_among,
+    merged,
+    pack_known,
+    pack_merged,
+    unpack_merged,
+)
+from canal_mpi.types import Offer
+
+LAZY = ("--set", "learn.algorithm=plugins:Lazy")
+TOLERANT = ["mpirun", "--with-ft", "ulfm", "-np"]
+
+
+def offer(donor: int, round_: int, task: str = "A") -> Offer:
+    return Offer(donor, round_, task, 1.0, 10, 100)
+
+
+# ── what is left of the exchange ───────────────────────────────────────────────────────────────
+
+
+def test_the_living_form_the_same_topology_anew() -> None:
+    assert edges_among([0, 2, 3], "ring", ring(5), 1, ["h"] * 3) == {
+        (a, b) for a in (0, 2, 3) for b in (0, 2, 3) if a != b
+    }
+    assert edges_among([1, 4], "edges.txt", {(1, 4), (4, 0), (0, 1)}, 1, ["h"] * 2) == {(1, 4)}
+
+
+def test_a_lesson_of_the_dead_is_known_where_a_copy_is_left() -> None:
+    mine, lost = offer(0, 1), offer(3, 2)
+    copied = offer(3, 1)
+    known = {
+        0: pack_known(([mine, copied, lost], [(0, 1)])),
+        2: pack_known(([copied], [(3, 1)])),
+        4: pack_known(([copied, mine], [(3, 1), (0, 1)])),
+    }
+    found, gone = merged(known)
+    assert [(heard.offer.key, heard.via) for heard in found] == [((0, 1), 0), ((3, 1), 2)]
+    assert [one.key for one in gone] == [(3, 2)]
+    again = unpack_merged(pack_merged(found))
+    assert [(heard.offer.key, heard.via) for heard in again] == [((0, 1), 0), ((3, 1), 2)]
+
+
+def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> None:
+    edges = {(0, 1), (1, 0), (1, 2), (2, 1)}
+    links = ThreadLink.mesh(3, edges)
+    data = encode({"x": np.arange(5)})
+    links[2].stock([offer(4, 1)], {(4, 1): data}, 2)
+    for link in links:
+        link.begin(2)
+        link.regroup([Heard(offer(4, 1), 2), Heard(offer(0, 1), 0)])
+    assert [one.key for one in links[0].offers()] == [(4, 1)]
+    [parcel] = links[0].fetch(links[0].offers())
+    assert parcel.data == data and parcel.sender == 1
+
+
+def test_a_link_that_was_restored_still_knows_its_own_offers() -> None:
+    before, after = (ThreadLink.mesh(2, full(2))[0] for _ in range(2))
+    before.terms = after.terms.__class__(free=True)
+    before.begin(1)
+    before.publish(offer(0, 1), b"rows")
+    after.restore(before.state())
+    assert after.known() == before.known()
+    assert [one.key for one in after.known()[0]] == [(0, 1)]
+
+
+# ── real ranks ─────────────────────────────────────────────────────────────────────────────────
+
+
+def table(out: Path, name: str) -> dict[str, Any]:
+    with h5py.File(out / "run.h5") as file:
+        return {"status": str(file.attrs["status"])} | {k: v[()] for k, v in file[name].items()}
+
+
+def check(out: Path, dead: set[int], agents: int, rounds: int = 3) -> None:
+    """The run says who died, and everybody else has learnt everything."""
+    faults, tasks = table(out, "faults"), table(out, "tasks")
+    assert faults["status"] == "degraded"
+    assert set(faults["agent"].tolist()) == dead
+    for agent in set(range(agents)) - dead:
+        assert sorted(tasks["round"][tasks["agent"] == agent]) == list(range(1, rounds + 1))
+
+
+def tolerant(ranks: int, out: Path, *options: str) -> Result:
+    command = [*TOLERANT, str(ranks), "canal-mpi", "train", *SMOKE, *LAZY, "--ft"]
+    return run([*command, "--out", str(out), *options], timeout=120)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("policy", ["is_killed", "raises"])
+def test_the_others_finish_when_an_agent_dies(policy: str, out: Path) -> None:
+    result = tolerant(4, out, "--share", f"plugins:{policy}", "--topology", "ring")
+    assert result.code == 0, result.err
+    check(out, {1}, 4)
+    assert "agent 1 (rank 1 on " in result.err
+    assert re.search(r"died in round [12]; the others go on from round [12]", result.out)
+    tasks = table(out, "tasks")
+    assert tasks["round"][tasks["agent"] == 1].tolist() == [1]  # what it had finished is kept
+    again = run(["canal-mpi", "train", "--resume", str(out)])
+    assert again.code == 2 and "went on without agent 1, which died" in again.err
+    for command in ("report", "ls", "inspect"):
+        assert run(["canal-mpi", command, str(out)]).code == 0, command
+    assert run(["canal-mpi", "inspect", str(out / "run.h5"), "--verify"]).code == 0
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("exchange", ["rounds", "free"])
+def test_rank_0_may_be_the_one_that_dies_and_others_with_it(exchange: str, out: Path) -> None:
+    command = [*TOLERANT, "5", "canal-mpi", "train", *SMOKE, *LAZY, "--ft", "--frames", "6000"]
+    job = subprocess.Popen(
+        [*command, "--exchange", exchange, "--out", str(out)],
+        env=environment("openmpi"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    for agent in (0, 3):
+        log, deadline = out / "logs" / f"agent-{agent}.log", time.monotonic() + 60
+        while "checkpoint round" not in (log.read_text() if log.exists() else ""):
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(0.05)
+        os.kill(int(log.read_text().split("process ")[1].split()[0]), signal.SIGKILL)
+    _, err = job.communicate(timeout=120)
+    assert job.returncode == 0, err
+    check(out, {0, 3}, 5)
+
+
+@pytest.mark.mpi
+def test_an_env_server_plays_on_for_the_others(out: Path) -> None:
+    options = ("--env-server", "--share", "plugins:is_killed")
+    result = tolerant(4, out, *options)
+    assert result.code == 0, result.err
+    check(out, {1}, 3)
+
+
+@pytest.mark.mpi
+def test_ft_is_refused_where_no_death_would_be_survived(mpi: str, out: Path) -> None:
+    alone = run(["canal-mpi", "train", *SMOKE, "--ft", "--out", str(out)], mpi)
+    assert alone.code == 2 and "--ft is for several ranks" in alone.err
+    command = ["mpirun", "-np", "2", "canal-mpi", "train", *SMOKE, "--ft", "--out", str(out)]
+    result = run(command, mpi)
+    assert result.code == 2 and len(result.complaints) == 1
+    words = {"openmpi": "mpirun --with-ft ulfm", "mpich": "--ft needs Open MPI"}[mpi]
+    assert words in result.complaints[0]
