@@ -9,7 +9,7 @@ import numpy as np
 
 from canal_mpi import position, seeding
 from canal_mpi.attempt import Attempt, NoCheckpoints, Training, best
-from canal_mpi.errors import DamagedData, NotRepeatable
+from canal_mpi.errors import DamagedData, NotRepeatable, Stopped
 from canal_mpi.exam import episodes
 from canal_mpi.job import Job
 from canal_mpi.log import logger
@@ -301,12 +301,22 @@ class Agent:
         every = self.job.evaluation.every if goal == inf else self.job.reuse.check_every
         if not every or done % every >= self.job.train.envs:  # several steps a turn
             return False
-        score = self.evaluate()
+        score = self.look()
         self.record.phase("training")
         if goal > 0 and score > 0:
             fades = self.job.reuse.imitate * max(1 - score / goal, 0)
             self.now.imitate = fades * bool(self.now.imitate)
         return self.now.how.stops and score >= goal
+
+    def look(self) -> float:
+        """Evaluate between two steps; who is stopped here is saved as it was before the look."""
+        looks = self.looks
+        try:
+            return self.evaluate()
+        except Stopped:
+            self.looks = looks
+            self.saver.turn(0, self.cut())
+            raise
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""

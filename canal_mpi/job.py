@@ -171,7 +171,7 @@ class ShareConfig:
     pack: str = setting(
         "auto", "compress lessons; auto: only where the link is slower than that", names=PACKS
     )
-    patience: float = setting(60.0, "seconds without a byte that a lesson is waited for", 0.1, 1e6)
+    patience: float = setting(60.0, "free clock: seconds that a lesson is waited for", 0.1, 1e6)
     lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
     limit_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
     hold_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)

@@ -699,7 +699,7 @@ def _roles_run(**settings: Any) -> roles.Run:
     run.plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
     watch = SimpleNamespace(idle=None)
     run.world, run.number = (
-        cast(Any, SimpleNamespace(agents_comm=object(), agents=2, watch=watch)),
+        cast(Any, SimpleNamespace(agents_comm=object(), agents=2, watch=watch, ft=False)),
         0,
     )
     return run
@@ -708,7 +708,7 @@ def _roles_run(**settings: Any) -> roles.Run:
 def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Terms:
     """The rules of the exchange that a rank gives to its link."""
     given: list[Terms] = []
-    fake = SimpleNamespace(MpiLink=lambda *args: given.append(args[-1]))  # MPI stays unloaded
+    fake = SimpleNamespace(MpiLink=lambda *args, **_: given.append(args[-1]))  # MPI stays unloaded
     monkeypatch.setitem(sys.modules, "canal_mpi.topology.mpilink", fake)
     _roles_run(**settings)._link()
     return given[0]

@@ -399,10 +399,11 @@ class Run:
             share = job.share
             found = earlier_lessons(share.lessons, job.tasks, spaces, share.limit_mb << 20)
         rng = seeding.stream(job.seed, self.number, "", "lessons")
-        told = [
-            replace(lesson.offer, embedding=agent.sharing.embedding(lesson.rows, rng))
-            for lesson, _ in found
-        ]
+        told = []
+        for lesson, _ in found:
+            embedding = agent.sharing.embedding(lesson.rows, rng)
+            told.append(replace(lesson.offer, embedding=embedding))
+            self.world.watch.beat(self.world.watch.mine)
         offers = unpack_offers(self.world.broadcast(pack_offers(told), self.world.agents))
         lessons = {lesson.offer.key: data for lesson, data in found}
         link.stock(offers, lessons, self.world.lead if self.world.size > 1 else self.number)

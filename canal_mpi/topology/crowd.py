@@ -84,4 +84,6 @@ def split(crowd: Crowd, agents: int) -> Crowd:
     serves = crowd.Get_rank() >= agents
     with deadline():
         part = MPI.Intracomm(crowd).Split(int(serves), crowd.ranks[crowd.Get_rank()])
-    return Crowd(MPI.Intracomm(part), [number for number in crowd.numbers if (number >= agents) == serves])
+    return Crowd(
+        MPI.Intracomm(part), [number for number in crowd.numbers if (number >= agents) == serves]
+    )

@@ -116,6 +116,7 @@ class Desk:
         self._owed: dict[Key, list[tuple[int, int]]] = {}  # who waits for a relayed lesson
         self._failed: dict[Key, str] = {}
         self._taken: set[Key] = set()  # lessons that this agent itself asked for
+        self._wanted: set[Key] = set()  # lessons that are being fetched: they stay until then
         self._traded: dict[tuple[int, int], deque[Letter]] = {}
         self._lock = RLock()  # threads share a carrier
 
@@ -164,6 +165,7 @@ class Desk:
         """The wanted lessons, or why they did not come; waits for the bytes alone."""
         start = monotonic()
         with self._lock:
+            self._wanted = {offer.key for offer in wanted}
             known = [offer for offer in wanted if offer.key in self._heard]
             missing = [offer.key for offer in known if offer.key not in self._shelf]
             for offer in known:
@@ -176,9 +178,11 @@ class Desk:
         for key in missing:
             via = self._heard[key].via
             phase = "the exchange of lessons"
-            if not self._until(partial(self._settled, key), via, phase, self.terms.patience):
+            patience = self.terms.patience if self.terms.free else 0.0  # rounds wait for bits
+            if not self._until(partial(self._settled, key), via, phase, patience):
                 self._give_up(key, via)
         with self._lock:
+            self._wanted = set()
             return [self._parcel(offer, start, offer.key in missing) for offer in wanted]
 
     def _parcel(self, offer: Offer, start: float, moved: bool) -> Parcel:
@@ -387,8 +391,9 @@ class Desk:
         """Hold a lesson for others; the oldest make room, passed-on ones before own ones."""
         self._shelf[key] = data
         while sum(map(len, self._shelf.values())) > self.terms.hold and len(self._shelf) > 1:
-            foreign = [k for k in self._shelf if k[0] != self.agent and k[1] > 0 and k != key]
-            own = [k for k in self._shelf if k[1] > 0 and k != key]  # those from before stay
+            stay = {key, *self._wanted}
+            own = [k for k in self._shelf if k[1] > 0 and k not in stay]  # those from before stay
+            foreign = [k for k in own if k[0] != self.agent]
             if not (foreign or own):
                 break
             del self._shelf[(foreign or own)[0]]
