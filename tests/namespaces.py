@@ -16,7 +16,8 @@ import pytest
 from launch import VENVS, Result, run
 
 NAMES = ("alpha", "beta", "gamma")
-NETWORK, GATE = "10.77.0.0/24", "10.77.0.254"
+NET = f"10.77.{os.getpid() % 250}"  # another one for each of several test runs at a time
+NETWORK, GATE = f"{NET}.0/24", f"{NET}.254"
 
 
 def needs_root() -> None:
@@ -38,7 +39,7 @@ def _commands(tag: str) -> list[str]:
             f"ip netns add {space}",
             f"ip link add {tag}v{k} type veth peer name eth0 netns {space}",
             f"ip link set {tag}v{k} master {tag}br up",
-            f"ip -n {space} addr add 10.77.0.{k}/24 dev eth0",
+            f"ip -n {space} addr add {NET}.{k}/24 dev eth0",
             f"ip -n {space} link set eth0 up",
             f"ip -n {space} link set lo up",
         ]
@@ -46,7 +47,7 @@ def _commands(tag: str) -> list[str]:
 
 
 def _write_agent(path: Path, tag: str) -> None:
-    lines = "".join(f"10.77.0.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
+    lines = "".join(f"{NET}.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
     (path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
     agent = path / "agent"
     agent.write_text(
@@ -90,12 +91,13 @@ def on_host(hosts: Path, name: str, shell: str) -> None:
 
 def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
     """`canal-mpi train …` under plain mpirun, a rank on each of the named hosts, in that order."""
+    tolerant = ["--with-ft", "ulfm"] if "--ft" in arguments else []
     program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
     places = [(name, len(list(same))) for name, same in groupby(names)]
     file, ranks = hosts / "hostfile", str(len(names))
     if mpi == "openmpi":
         file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
-        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
+        launcher = ["mpirun", *tolerant, "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
         settings = {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": NETWORK}
         settings |= {"OMPI_MCA_btl_tcp_if_include": NETWORK}
     else:

@@ -50,6 +50,12 @@ def is_killed(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     return exact(need, offers)
 
 
+def first_is_killed(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    if offers and _rank() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return exact(need, offers)
+
+
 def hangs(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         time.sleep(600)

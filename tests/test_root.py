@@ -132,3 +132,24 @@ def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> 
     moved = hosts / "disk-gamma" / "run"
     assert differences(columns(one / "run.h5"), columns(moved / "run.h5")) == []
     assert (moved / "checkpoints/agent-0").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "policy", "dead", "writes"),
+    [
+        (["alpha"] * 2 + ["beta"] * 2 + ["gamma"], "is_killed", 1, "alpha"),
+        (["alpha", "beta", "gamma"], "is_killed", 1, "alpha"),  # the only rank of its host
+        (["alpha", "beta", "beta"], "first_is_killed", 0, "beta"),  # the one that wrote run.h5
+    ],
+)
+def test_the_others_go_on_when_a_rank_of_another_host_dies(
+    names: list[str], policy: str, dead: int, writes: str, hosts: Path
+) -> None:
+    job = (*SMOKE, *LAZY, "--ft", "--share", f"plugins:{policy}")
+    result = spread(hosts, "openmpi", names, *job, "--out", str(hosts / "shared" / "run"))
+    assert result.code == 0, result.err + result.out
+    with h5py.File(hosts / f"disk-{writes}" / "run" / "run.h5") as file:
+        assert file.attrs["status"] == "degraded"
+        assert file["faults/agent"][()].tolist() == [dead]
+        done = file["tasks/agent"][()].tolist()
+    assert all(done.count(agent) == 3 for agent in range(len(names)) if agent != dead)
