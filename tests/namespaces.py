@@ -91,6 +91,14 @@ def on_host(hosts: Path, name: str, shell: str) -> None:
 
 def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
     """`canal-mpi train …` under plain mpirun, a rank on each of the named hosts, in that order."""
+    command, settings = spread_command(hosts, mpi, names, *arguments)
+    return run(command, mpi, timeout=300, **settings)
+
+
+def spread_command(
+    hosts: Path, mpi: str, names: list[str], *arguments: str
+) -> tuple[list[str], dict[str, str]]:
+    """The command of `spread`, and what it needs in its environment."""
     tolerant = ["--with-ft", "ulfm"] if "--ft" in arguments else []
     program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
     places = [(name, len(list(same))) for name, same in groupby(names)]
@@ -105,7 +113,7 @@ def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
         launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
         launcher += ["-localhost", GATE, "-np", ranks]
         settings = {}
-    return _see_hosts(hosts, mpi, [*launcher, program, "train", *arguments], **settings)
+    return _seeing_hosts(hosts, [*launcher, program, "train", *arguments]), settings
 
 
 def canal(hosts: Path, mpi: str, *arguments: str, **extra: str) -> Result:
@@ -113,10 +121,11 @@ def canal(hosts: Path, mpi: str, *arguments: str, **extra: str) -> Result:
     agent = str(hosts / "agent")
     settings = {"PRTE_MCA_plm_ssh_agent": agent, "HYDRA_LAUNCHER_EXEC": agent, **extra}
     settings.setdefault("HYDRA_LAUNCHER", "ssh")
-    return _see_hosts(hosts, mpi, [str(VENVS[mpi] / "bin" / "canal-mpi"), *arguments], **settings)
+    command = _seeing_hosts(hosts, [str(VENVS[mpi] / "bin" / "canal-mpi"), *arguments])
+    return run(command, mpi, timeout=300, **settings)
 
 
-def _see_hosts(hosts: Path, mpi: str, command: Sequence[str], **extra: str) -> Result:
-    """Run something on the machine itself, where the names of the hosts are known."""
+def _seeing_hosts(hosts: Path, command: Sequence[str]) -> list[str]:
+    """A command on the machine itself, where the names of the hosts are known."""
     see = f'mount --bind {hosts}/hosts /etc/hosts; exec "$@"'
-    return run(["unshare", "--mount", "sh", "-c", see, "sh", *command], mpi, timeout=300, **extra)
+    return ["unshare", "--mount", "sh", "-c", see, "sh", *command]
