@@ -163,10 +163,11 @@ class Agent:
 
     def choose_actions(self, obs: Array, step: int) -> Array:
         """Greedy, or at random with the probability that the schedule gives."""
-        random = self.explore.random(len(obs)) < self.epsilon(step)
-        actions = self.explore.integers(self.replay.spaces.actions, size=len(obs))
-        if not random.all():
-            actions = np.where(random, actions, self.learner.act(obs))
+        draws, whims = self.explore.random((2, len(obs)))
+        actions: Array = (whims * self.replay.spaces.actions).astype(np.int64)
+        greedy = draws >= self.epsilon(step)
+        if greedy.any():
+            actions[greedy] = self.learner.act(obs)[greedy]
         return actions
 
     def epsilon(self, step: int) -> float:

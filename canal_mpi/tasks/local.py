@@ -1,6 +1,7 @@
 """Environments of this process: a batch of one or more games of a task, stepped together."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -55,7 +56,7 @@ class LocalEnvs:
                 known = f"0 to {self.spaces.actions - 1}"
                 raise RankFailed(f"task '{self.task}' has the actions {known}, not {action}.")
             obs, reward, flags = game.step(action)
-            if not np.isfinite(reward):
+            if not isfinite(reward):
                 raise RankFailed(f"task '{self.task}' gave the reward {reward}; it must be finite.")
             self._place(self._obs, k, obs)
             self._reward[k], self._flags[k] = reward, flags
