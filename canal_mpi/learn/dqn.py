@@ -45,8 +45,7 @@ class DQN:
         self.teacher: Passes | None = None
         self.combine: Callable[[Array], Array] | None = None
         self.task, self.updates = "", 0
-        self._slope = torch.zeros(0)
-        self._block = (self._slope, self._slope)
+        self._obs = self._slope = torch.zeros(0)  # memory that is used again
 
     # ── which network ──────────────────────────────────────────────────────────────────────────
 
@@ -127,7 +126,7 @@ class DQN:
         """One step of Adam on one batch of one task; returns the loss."""
         values, loss, gradient, _ = self._difference(batch)
         if batch.imitate and self.teacher is not None:
-            known = self.teacher.values(self._block[0]).cpu().numpy()
+            known = self.teacher.values(self._obs).cpu().numpy()
             extra, slope = imitation(values, known, self.reuse.temperature)
             loss += batch.imitate * extra
             gradient += np.float32(batch.imitate) * slope
@@ -142,31 +141,25 @@ class DQN:
     def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
         """Values of the states, loss of the temporal difference, its gradient, and itself."""
         online, target = self._network(batch.task)
-        config, rows = self.config, len(batch.actions)
-        states, following = self._inputs(batch)
-        judge = choice = (target if config.target_every else online).values(following).cpu().numpy()
+        config, rows, width = self.config, len(batch.actions), self.spaces.actions
+        obs = self._numbers(batch.next_states)
+        judge = choice = (target if config.target_every else online).values(obs).cpu().numpy()
         if config.double and config.target_every:
-            choice = online.values(following).cpu().numpy()
+            choice = online.values(obs).cpu().numpy()
         best = choice.argmax(axis=1)
-        width = self.spaces.actions
         reached = judge.reshape(-1).take(np.arange(0, rows * width, width) + best)
         goals = batch.returns + batch.discounts * reached
-        values = online.forward(states).cpu().numpy()
+        values = online.forward(self._numbers(batch.states)).cpu().numpy()
         if self._slope.shape != values.shape:
             self._slope = torch.empty(values.shape)
         huber, slope = config.loss == "huber", self._slope.numpy()
         return values, *temporal_difference(values, batch.actions, goals, huber, slope)
 
-    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """States and next states as numbers, in memory that is used again and always aligned."""
-        if self._block[0].shape != batch.states.shape:
-            shape = (2, *batch.states.shape)
-            first, second = torch.empty(shape, device=self.device)
-            self._block = (first, second)
-        states, following = self._block
-        states.copy_(torch.from_numpy(batch.states))
-        following.copy_(torch.from_numpy(batch.next_states))
-        return self._block
+    def _numbers(self, obs: Array) -> Tensor:
+        """Observations as float32, in memory that the next call uses again."""
+        if self._obs.shape != obs.shape:
+            self._obs = torch.empty(obs.shape, device=self.device)
+        return self._obs.copy_(torch.from_numpy(obs))
 
     def _step(self, task: str) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""

@@ -16,7 +16,7 @@ from canal_mpi.learn.nets import Mlp
 from canal_mpi.types import Array
 
 Views = tuple[Tensor, Tensor, Tensor, Tensor]  # weight, bias and the gradients of both
-RELU_BACKWARD = torch.ops.aten.threshold_backward.default
+RELU_BACKWARD = torch.ops.aten.threshold_backward.grad_input
 NORM_BACKWARD = torch.ops.aten.native_layer_norm_backward.default
 ALL_THREE = [True, True, True]  # gradients of input, scale and shift
 
@@ -104,11 +104,11 @@ class ByHand:
         return obs
 
     def backward(self, gradient: Tensor) -> None:
-        """Replace the gradients of the weights."""
+        """Replace the gradients of the weights; what `forward` remembered is used up."""
         for k in range(len(self.linears) - 1, -1, -1):
-            obs, inside, mean, rstd, after = self._kept[k]
+            obs, inside, mean, rstd, after = self._kept.pop()
             if k < len(self.linears) - 1:
-                gradient = RELU_BACKWARD(gradient, after, 0)
+                RELU_BACKWARD(gradient, after, 0, grad_input=gradient)
             if k < len(self.norms):
                 scale, shift, to_scale, to_shift, _ = self.norms[k]
                 gradient, scales, shifts = NORM_BACKWARD(
@@ -117,10 +117,12 @@ class ByHand:
                 to_scale.copy_(scales)
                 to_shift.copy_(shifts)
             weight, _, to_weight, to_bias = self.linears[k]
-            factor, turned = self.factors[k], gradient.t()
-            torch.addmm(to_weight, turned, obs, beta=0, alpha=factor, out=to_weight)
+            turned = gradient.t()
+            torch.addmm(to_weight, turned, obs, beta=0, alpha=self.factors[k], out=to_weight)
             torch.sum(gradient, 0, out=to_bias)
-            gradient = torch.mm(gradient, weight) if k else gradient
+            if k:  # `after` was needed for the last time; its memory is still in the cache
+                deeper = after if after.shape == obs.shape else torch.empty_like(obs)
+                gradient = torch.mm(gradient, weight, out=deeper)
 
     def values(self, obs: Tensor) -> Tensor:
         """Values alone."""
