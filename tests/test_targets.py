@@ -62,7 +62,8 @@ def test_a_restored_buffer_knows_the_same_bits_and_goes_on_with_them(steps: int)
     for _ in range(12):
         rows = first.buffer.draw(np.random.default_rng(1), 50)
         left, right = (batch_at(player.buffer, recipe, rows) for player in (first, second))
-        assert all(np.array_equal(left[k], right[k]) for k in range(5))
+        for name in ("states", "actions", "returns", "next_states", "discounts"):
+            assert np.array_equal(getattr(left, name), getattr(right, name))
         for player in (first, second):
             player.play(1, (0.05, 0.05, 0.1))
 

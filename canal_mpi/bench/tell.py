@@ -28,6 +28,7 @@ class Figure:
         return cls(median(values), low, high, unit)
 
     def __str__(self) -> str:
+        """For people."""
         return f"{self.median:9.4g} {self.unit:<22} ({self.low:.4g} – {self.high:.4g})"
 
 

@@ -16,6 +16,7 @@ from canal_mpi.bench.tell import Figure, figure_of_ratios
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job
 from canal_mpi.membuf.replay import Replay
+from canal_mpi.tasks.atari import atari_games
 from canal_mpi.types import LAST, Batch, Columns
 
 WARM = 300  # steps before the first measurement, so that updates have begun
@@ -34,7 +35,7 @@ def job_of(game: str, steps: int, updates: float = 1.0) -> Job:
     flags = {"tasks": [game], "train.frames": steps, "learn.updates_per_step": updates}
     flags |= {"evaluation.episodes": 0, "explore.start": 0.05, "explore.end": 0.05}
     job = tasks.named(config.resolve(flags))
-    if job.tasks[0] not in tasks.atari_games():
+    if job.tasks[0] not in atari_games():
         raise UsageError(f"--game {game}: expected an Atari game; the floor is its emulator.")
     return job
 
@@ -172,7 +173,7 @@ def learn(game: str, size: Size) -> dict[str, Figure]:
 def filled(replay: Replay, rows: int) -> Replay:
     """The replay with made-up rows of play."""
     rng, spaces = np.random.default_rng(2), replay.spaces
-    columns = {
+    columns: Columns = {
         "state": rng.integers(0, 256, (rows + 1, *spaces.shape), dtype=np.uint8),
         "action": rng.integers(0, spaces.actions, rows + 1).astype(np.uint8),
         "reward": (rng.random(rows + 1) < 0.02).astype(np.float32),

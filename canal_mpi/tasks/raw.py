@@ -9,7 +9,8 @@ from canal_mpi.tasks.atari import Emulator
 
 def raw_player(task: str, frame_skip: int) -> Callable[[], None]:
     """Plays one step at random: `act` for every frame, a reset where the game is over."""
-    ale = Emulator.of(task).ale
+    emulator = Emulator.of(task)
+    ale = emulator.ale
     moves = [int(action.value) for action in ale.getLegalActionSet()]
     drawn = np.random.default_rng(1).integers(len(moves), size=4096).tolist()
     place = 0
@@ -21,6 +22,6 @@ def raw_player(task: str, frame_skip: int) -> Callable[[], None]:
         for _ in range(frame_skip):
             ale.act(action)
         if ale.game_over():
-            ale.reset_game()
+            emulator.restart()
 
     return play
