@@ -8,10 +8,11 @@ import numpy as np
 from canal_mpi.bench import under_mpirun
 from canal_mpi.bench.tell import Figure, report
 from canal_mpi.columns import encode
+from canal_mpi.errors import ProtocolError
 from canal_mpi.rank.launcher import detect
 from canal_mpi.topology import graphs
 from canal_mpi.topology.desk import Terms
-from canal_mpi.types import Offer
+from canal_mpi.types import Key, Offer
 
 if TYPE_CHECKING:
     from canal_mpi.rank.world import World
@@ -54,15 +55,17 @@ def _measure(world: "World", name: str, size: int) -> dict[str, Figure]:
     link = MpiLink(world.comm, edges, world.watch.idle, LIMIT, terms)
     world.watch.serve = link.poll
     data = encode({"rows": np.zeros(size, dtype=np.uint8)})
-    waits, speeds, done = [], [], set()
-    link.begin(1)
+    waits, speeds, done = [], [], set[Key]()
     for round_ in range(1, ROUNDS + 1):
+        link.begin(round_)
         start = perf_counter()
-        link.publish(Offer(world.rank, round_, f"task-{world.rank}", 0.0, 1, size), data)
-        link.begin(round_ + 1)
+        link.publish(Offer(world.rank, round_, f"task-{world.rank}", 0.0, 1, len(data)), data)
         wanted = [offer for offer in link.offers() if offer.key not in done]
         done |= {offer.key for offer in wanted}
-        taken = sum(len(parcel.data) for parcel in link.fetch(wanted))
+        parcels = link.fetch(wanted)
+        if refusals := [parcel.refusal for parcel in parcels if parcel.refusal]:
+            raise ProtocolError(f"a lesson of the benchmark was refused: {refusals[0]}")
+        taken = sum(len(parcel.data) for parcel in parcels)
         waits.append(1e3 * (perf_counter() - start))
         speeds.append(taken / (perf_counter() - start) / 1e6)
     world.meet()
