@@ -49,7 +49,7 @@ def _measure(world: "World", name: str, size: int) -> dict[str, Figure]:
     """Rounds in which everybody offers a lesson and takes all that it hears of."""
     from canal_mpi.topology.mpilink import MpiLink
 
-    terms = Terms(tasks=tuple(f"task-{k}" for k in range(world.size)))
+    terms = Terms()
     edges = graphs.edges(name, world.size)
     assert world.comm is not None
     link = MpiLink(world.comm, edges, world.watch.idle, LIMIT, terms)
@@ -59,7 +59,7 @@ def _measure(world: "World", name: str, size: int) -> dict[str, Figure]:
     for round_ in range(1, ROUNDS + 1):
         link.begin(round_)
         start = perf_counter()
-        link.publish(Offer(world.rank, round_, f"task-{world.rank}", 0.0, 1, len(data)), data)
+        link.publish(Offer(world.rank, round_, f"task-{world.rank}", 0.0, 10, len(data)), data)
         wanted = [offer for offer in link.offers() if offer.key not in done]
         done |= {offer.key for offer in wanted}
         parcels = link.fetch(wanted)
