@@ -1,4 +1,4 @@
-"""`canal-mpi bench train` and `learn`, and what they hold: ratios, with room for a noisy machine."""
+"""`canal-mpi bench train` and `learn`: ratios, with much room for a noisy machine."""
 
 import json
 from pathlib import Path

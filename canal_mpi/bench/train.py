@@ -137,6 +137,7 @@ def player(job: Job) -> Callable[[], None]:
 def learn(game: str, size: Size) -> dict[str, Figure]:
     """The learner alone: where the time of an update goes."""
     from canal_mpi.learn.products import bare_products
+    from canal_mpi.learn.profile import parts
     from canal_mpi.rank import build
 
     job = job_of(game, 1)
@@ -159,6 +160,7 @@ def learn(game: str, size: Size) -> dict[str, Figure]:
         "drawing and learning": update,
         "acting on a state": partial(_quiet, learner.act, state),
     }
+    works |= {f"  {n}": partial(_quiet, work) for n, work in parts(learner, batch).items()}
     found: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(size.repeats + 1):
         for name, work in works.items():

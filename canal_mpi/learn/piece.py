@@ -72,6 +72,7 @@ class Piece:
                 )
             tensor.copy_(torch.from_numpy(state[name]))
         self.steps = int(state["steps"][0])
+        self.count.fill_(self.steps)
 
 
 def adam(pieces: Sequence[Piece], lr: float) -> None:
@@ -81,13 +82,15 @@ def adam(pieces: Sequence[Piece], lr: float) -> None:
     moved = [piece for piece in pieces if len(piece.weights)]  # a trunk may have no layers
     if not moved:
         return
+    counts = [piece.count for piece in moved]
+    torch._foreach_add_(counts, 1)
     torch._fused_adam_(
         [piece.weights for piece in moved],
         [piece.grad for piece in moved],
         [piece.mean for piece in moved],
         [piece.square for piece in moved],
         [],
-        [piece.count.fill_(piece.steps) for piece in moved],
+        counts,
         lr=lr,
         beta1=BETA1,
         beta2=BETA2,
