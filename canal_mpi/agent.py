@@ -126,7 +126,7 @@ class Agent:
             obs = attempt.obs = step.start
             attempt.done = done
             self.record.env_seconds += perf_counter() - learnt + sent - start
-            self.note_turn(done - before, self.epsilon(done))
+            self.note_turn(done - before, done)
         env.close()
 
     def first_look(self, env: Env, attempt: Attempt) -> Array:
@@ -163,11 +163,16 @@ class Agent:
 
     def choose_actions(self, obs: Array, step: int) -> Array:
         """Greedy, or at random with the probability that the schedule gives."""
-        random = self.explore.random(len(obs)) < self.epsilon(step)
-        actions = self.explore.integers(self.replay.spaces.actions, size=len(obs))
-        if not random.all():
-            actions = np.where(random, actions, self.learner.act(obs))
-        return actions
+        count, actions = len(obs), self.replay.spaces.actions
+        draws = self.explore.random(2 * count).tolist()
+        chosen = [int(draw * actions) for draw in draws[count:]]
+        epsilon = self.epsilon(step)
+        greedy = [k for k in range(count) if draws[k] >= epsilon]
+        if greedy:
+            best = self.learner.act(obs).tolist()
+            for k in greedy:
+                chosen[k] = best[k]
+        return np.array(chosen)
 
     def epsilon(self, step: int) -> float:
         """Probability of a random action after that many steps of the task."""
@@ -186,10 +191,10 @@ class Agent:
         ratio = self.job.learn.updates_per_step
         return floor(done * ratio) - floor(before * ratio)
 
-    def note_turn(self, steps: int = 1, epsilon: float = 0.0) -> None:
+    def note_turn(self, steps: int = 1, done: int = 0) -> None:
         """A turn of the loop is over: beat, and every so often write a row of /train."""
         if self.record.turn(steps, self.job.train.log_every):
-            self.record.training(epsilon)
+            self.record.training(self.epsilon(done) if done else 0.0)
         self.record.beat()
         self.saver.turn(steps, self.cut())
 

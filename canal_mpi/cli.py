@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
+from canal_mpi.commands import bench as benches
 from canal_mpi.commands import look
 from canal_mpi.commands.evaluate import evaluate
 from canal_mpi.commands.groups import Grouped
@@ -239,6 +240,9 @@ def bench_lesson(game: str, file: str | None, steps: int) -> None:
     source = f"from {file}" if file else "of random play (a trained agent's: --rows FILE)"
     click.echo("\n".join(lesson.report(task, source, lesson.measure(task, rows))))
 
+
+for command in (benches.train, benches.learn, benches.exchange, benches.everything):
+    bench.add_command(command)
 
 for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
     cli.add_command(command)

@@ -47,7 +47,8 @@ class Recorder:
         self._spent.clear()
         self._losses: list[float] = []
         self._recent: deque[float] = deque(maxlen=100)
-        self._returns, self._lengths = np.zeros(0), np.zeros(0, dtype=np.int64)
+        self._returns: list[float] = []  # of the running episode of every environment
+        self._lengths: list[int] = []
         progress = self.progress
         progress.round, progress.task, progress.source = round_, task, -1
         progress.step = progress.steps = 0
@@ -55,8 +56,8 @@ class Recorder:
 
     def break_off(self) -> None:
         """The running episodes are lost: they count for nothing."""
-        self._returns[:] = 0
-        self._lengths[:] = 0
+        self._returns.clear()
+        self._lengths.clear()
 
     def state(self) -> Columns:
         """All counts of the running task."""
@@ -70,8 +71,8 @@ class Recorder:
             "losses": np.array(self._losses, dtype="<f8"),
             "recent": np.array(self._recent, dtype="<f8"),
             "exam": np.array(self._exam, dtype="<f8").reshape(-1, 2),
-            "returns": self._returns.copy(),
-            "lengths": self._lengths.copy(),
+            "returns": np.array(self._returns, dtype="<f8"),
+            "lengths": np.array(self._lengths, dtype="<i8"),
         }
 
     def restore(self, state: Columns, offers: Sequence[Offer]) -> None:
@@ -89,7 +90,7 @@ class Recorder:
         self._losses = state["losses"].tolist()
         self._recent.extend(state["recent"].tolist())
         self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]
-        self._returns, self._lengths = state["returns"].copy(), state["lengths"].copy()
+        self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
         vars(self.progress).update(vars(record_from_columns(Progress, inside("progress", state))))
 
     def plan(self, turns: int) -> None:
@@ -135,17 +136,16 @@ class Recorder:
 
     def step(self, step: Step) -> None:
         """One training step in every environment; ended episodes become rows."""
-        if not len(self._returns):
-            self._returns = np.zeros(len(step.reward))
-            self._lengths = np.zeros(len(step.reward), dtype=np.int64)
-        self.env_steps += len(step.reward)
-        self._returns += step.reward
-        self._lengths += 1
-        if not (step.flags & (ENDED | CUT)).any():
-            return
-        for k in np.flatnonzero(step.flags & (ENDED | CUT)):
-            self._episode(float(self._returns[k]), int(self._lengths[k]))
-            self._returns[k] = self._lengths[k] = 0
+        rewards, flags = step.reward.tolist(), step.flags.tolist()
+        if not self._returns:
+            self._returns, self._lengths = [0.0] * len(rewards), [0] * len(rewards)
+        self.env_steps += len(rewards)
+        for k, reward in enumerate(rewards):  # of few environments: faster than arrays
+            self._returns[k] += reward
+            self._lengths[k] += 1
+            if flags[k] & (ENDED | CUT):
+                self._episode(self._returns[k], self._lengths[k])
+                self._returns[k], self._lengths[k] = 0.0, 0
 
     def _episode(self, total: float, length: int) -> None:
         self._episodes += 1

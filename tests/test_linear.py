@@ -11,8 +11,7 @@ import torch
 from small import RIGHT, WALK, Sink, random_batch, small_agent, small_job
 
 from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.learn import losses
-from canal_mpi.learn.linear import Linear, imitation
+from canal_mpi.learn.linear import Linear
 from canal_mpi.types import Array, Spaces
 
 CARTPOLE = "CartPole-v1"
@@ -68,18 +67,6 @@ def test_the_step_is_that_of_torch(kind: str, double: bool) -> None:
         if seed % 2:
             target = online.detach().clone()
         assert weights(learner) == pytest.approx(online.detach().numpy().reshape(-1), abs=1e-5)
-
-
-def test_imitation_is_that_of_the_other_learner() -> None:
-    rng = np.random.default_rng(0)
-    values, teacher = rng.normal(size=(2, 6, 4)).astype(np.float32)
-    loss, gradient = imitation(values, teacher, 0.5)
-    wanted, slope = losses.imitation(torch.from_numpy(values), torch.from_numpy(teacher), 0.5)
-    assert loss == pytest.approx(float(wanted), rel=1e-5)
-    assert gradient == pytest.approx(slope.numpy(), abs=1e-6)
-    assert gradient == pytest.approx(
-        numeric(lambda v: imitation(v, teacher, 0.5)[0], values), abs=1e-4
-    )
 
 
 def test_stored_values_and_a_teacher_pull_the_values_to_them() -> None:

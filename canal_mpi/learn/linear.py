@@ -12,6 +12,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
+from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
@@ -122,9 +123,9 @@ class Linear:
             extra, more = imitation(values, obs @ self.teacher, self.reuse.temperature)
             loss, slope = loss + batch.imitate * extra, slope + np.float32(batch.imitate) * more
         if batch.stored is not None and self.memory.alpha:
-            apart = values - batch.stored
-            loss += self.memory.alpha * float(np.square(apart).mean())
-            slope = slope + np.float32(2 * self.memory.alpha / apart.size) * apart
+            extra, more = stored_values(values, batch.stored)
+            loss += self.memory.alpha * extra
+            slope = slope + np.float32(self.memory.alpha) * more
         gradient = obs.T @ slope
         if self.combine and batch.task == self.task:
             gradient = self.combine(gradient.reshape(-1)).reshape(gradient.shape)
@@ -141,16 +142,8 @@ class Linear:
 
     def _difference(self, values: Array, batch: Batch) -> tuple[float, Array]:
         """Loss of the values of the actions taken, and its gradient with respect to all values."""
-        rows = np.arange(len(values))
-        apart = values[rows, batch.actions] - self._goals(batch)
-        gradient = np.zeros_like(values)
-        if self.config.loss == "huber":
-            slope = np.clip(apart, -1, 1)
-            loss = float((slope * (apart - np.float32(0.5) * slope)).mean())
-        else:
-            slope, loss = 2 * apart, float(np.square(apart).mean())
-        gradient[rows, batch.actions] = slope / np.float32(len(values))
-        return loss, gradient
+        huber = self.config.loss == "huber"
+        return temporal_difference(values, batch.actions, self._goals(batch), huber)[:2]
 
     def _step(self, matrix: Matrix, gradient: Array) -> None:
         if self.memory.ewc:
@@ -234,24 +227,6 @@ class Linear:
         for name, columns in groups.items():
             self._named(name).restore(columns)
         self.updates = int(state["updates"][0])
-
-
-def imitation(values: Array, teacher: Array, temperature: float) -> tuple[float, Array]:
-    """KL(teacher ‖ student) of the softmax policies and its gradient, as in QDagger."""
-    log_student, log_wanted = (
-        _log_softmax(values / temperature),
-        _log_softmax(teacher / temperature),
-    )
-    chances = np.exp(log_wanted)
-    loss = float((chances * (log_wanted - log_student)).sum(axis=1).mean())
-    gradient = (np.exp(log_student) - chances) / (temperature * len(values))
-    return loss, gradient.astype(values.dtype)
-
-
-def _log_softmax(values: Array) -> Array:
-    lower = values - values.max(axis=1, keepdims=True)
-    found: Array = lower - np.log(np.exp(lower).sum(axis=1, keepdims=True))
-    return found
 
 
 def _matrix_of(network: Columns) -> Array:

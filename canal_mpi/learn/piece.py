@@ -5,6 +5,7 @@ that its task uses.
 """
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ def flatten(module: nn.Module) -> Tensor:
 
 
 class Piece:
-    """A module with flat weights; `step` is Adam, in place."""
+    """A module with flat weights; `adam` moves them, in place."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -41,29 +42,8 @@ class Piece:
         assert self.weights.grad is not None
         self.grad = self.weights.grad
         self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        self._count = torch.zeros((), device=self.weights.device)
+        self.count = torch.zeros((), device=self.weights.device)
         self.steps = 0
-
-    def step(self, lr: float) -> None:
-        """One step of Adam along the gradient, by the kernel of torch's fused Adam."""
-        self.steps += 1
-        if not len(self.weights):
-            return  # a trunk without layers
-        torch._fused_adam_(
-            [self.weights],
-            [self.grad],
-            [self.mean],
-            [self.square],
-            [],
-            [self._count.fill_(self.steps)],
-            lr=lr,
-            beta1=BETA1,
-            beta2=BETA2,
-            weight_decay=0.0,
-            eps=EPSILON,
-            amsgrad=False,
-            maximize=False,
-        )
 
     def follow(self) -> None:
         """Copy the weights to the target."""
@@ -92,3 +72,30 @@ class Piece:
                 )
             tensor.copy_(torch.from_numpy(state[name]))
         self.steps = int(state["steps"][0])
+        self.count.fill_(self.steps)
+
+
+def adam(pieces: Sequence[Piece], lr: float) -> None:
+    """One step of Adam along the gradients of all pieces, by the kernel of torch's fused Adam."""
+    for piece in pieces:
+        piece.steps += 1
+    moved = [piece for piece in pieces if len(piece.weights)]  # a trunk may have no layers
+    if not moved:
+        return
+    counts = [piece.count for piece in moved]
+    torch._foreach_add_(counts, 1)
+    torch._fused_adam_(
+        [piece.weights for piece in moved],
+        [piece.grad for piece in moved],
+        [piece.mean for piece in moved],
+        [piece.square for piece in moved],
+        [],
+        counts,
+        lr=lr,
+        beta1=BETA1,
+        beta2=BETA2,
+        weight_decay=0.0,
+        eps=EPSILON,
+        amsgrad=False,
+        maximize=False,
+    )

@@ -8,7 +8,10 @@ from math import prod
 
 import numpy as np
 
+from canal_mpi.membuf.targets import Recipe, Targets
 from canal_mpi.types import CUT, ENDED, LAST, Array, Columns, Spaces, Step
+
+FOUND_AT_ONCE = 65536  # rows whose targets are worked out together
 
 
 class Buffer:
@@ -27,15 +30,35 @@ class Buffer:
         self.base = np.arange(streams, dtype=np.int64) * self.region
         self._used = 0  # rows from the first on that were ever written
         self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
+        self._length = 0  # of all streams
+        self.targets: Targets | None = None
 
     def __len__(self) -> int:
         """Rows that can be drawn."""
-        return int(self.count.sum())
+        return self._length
+
+    def track(self, recipe: Recipe) -> "Buffer":
+        """Know the targets of all rows by this recipe from now on."""
+        self.targets = Targets(len(self.flags), recipe, len(self.base))
+        self._find_targets()
+        return self
+
+    def _find_targets(self) -> None:
+        if self.targets is None:
+            return
+        for start in range(0, self._used, FOUND_AT_ONCE):
+            rows = np.arange(start, min(start + FOUND_AT_ONCE, self._used))
+            self.targets.find(rows, self.after, self.reward, self.flags)
+        for stream in range(len(self.base)):
+            self.targets.grow_from(stream, self._newest(stream, 300)[-2::-1].tolist(), self.flags)
 
     @property
     def nbytes(self) -> int:
         """Memory of a full buffer."""
-        return sum(c.nbytes for c in (self.state_rows, self.action, self.reward, self.flags))
+        columns = [self.state_rows, self.action, self.reward, self.flags]
+        if self.targets is not None:
+            columns += [self.targets.total, self.targets.reach]
+        return sum(column.nbytes for column in columns)
 
     @classmethod
     def of_lesson(cls, spaces: Spaces, rows: Columns) -> "Buffer":
@@ -45,7 +68,7 @@ class Buffer:
         buffer.state_rows[:total] = rows["state"].reshape(total, -1)
         for name in ("action", "reward", "flags"):
             getattr(buffer, name)[:total] = rows[name]
-        buffer.cursor[0] = buffer.count[0] = total - 1
+        buffer.cursor[0] = buffer.count[0] = buffer._length = total - 1
         buffer._used = total
         rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
         buffer._squares[:] = np.square(rewards).sum(), len(rewards)
@@ -62,8 +85,9 @@ class Buffer:
         self.cursor[:] = 0
         self.count[:] = 0
         self.flags[:] = 0
-        self._used = 0
+        self._used = self._length = 0
         self._squares[:] = 0
+        self._break_targets()
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream."""
@@ -72,10 +96,16 @@ class Buffer:
 
     def break_off(self, obs: Array) -> None:
         """Play stops in the middle and begins anew elsewhere."""
+        self._break_targets()
         for stream in range(len(self.base)):
             if self.count[stream]:
                 self._advance(stream)  # what was seen last stays as the end of its episode
             self._open(stream, obs[stream])
+
+    def _break_targets(self) -> None:
+        if self.targets is not None:
+            for stream in range(len(self.base)):
+                self.targets.close(stream)
 
     def add(self, actions: Array, step: Step) -> None:
         """Store one step of every stream and open the row of the state it led to."""
@@ -88,6 +118,8 @@ class Buffer:
             if reward:
                 self._squares += reward * reward, 1
             self.flags[row] = flags
+            if self.targets is not None:
+                self.targets.add(stream, row, reward, flags)
             self._advance(stream)
             self._open(stream, step.obs[stream])
             if flags & CUT:
@@ -108,18 +140,23 @@ class Buffer:
         oldest = int(self.base[stream]) + (cursor - count) % self.region
         if self.flags[oldest] & LAST:
             count -= 1  # the rows that led to this state were overwritten
+        self._length += count - int(self.count[stream])
         self.cursor[stream], self.count[stream] = cursor, count
 
     def draw(self, rng: np.random.Generator, number: int) -> Array:
         """Uniformly drawn rows (indices) from which learning can start."""
-        rows = self._rows_at(rng.integers(0, len(self), number))
-        while (closing := (self.flags[rows] & LAST) != 0).any():
-            rows[closing] = self._rows_at(rng.integers(0, len(self), int(closing.sum())))
+        rows = self._rows_at((rng.random(number) * self._length).astype(np.int64))
+        while self.flags.take(rows).max() >= LAST:
+            closing = self.flags[rows] >= LAST
+            again = rng.random(int(closing.sum())) * self._length
+            rows[closing] = self._rows_at(again.astype(np.int64))
         return rows
 
     def _rows_at(self, drawn: Array) -> Array:
         """Rows by their place among all rows of all streams, oldest first."""
         if len(self.base) == 1:
+            if self.cursor[0] == self.count[0]:
+                return drawn
             stream: Array | int = 0
             place = drawn
         else:
@@ -134,6 +171,13 @@ class Buffer:
         following: Array = rows + 1
         following[following % self.region == 0] -= self.region
         return following
+
+    def ahead(self, rows: Array, steps: Array) -> Array:
+        """The row so many steps behind each row, inside its region."""
+        found: Array = rows + steps
+        if (self.count > self.cursor).any():  # rows go on at the start of their region
+            found -= self.region * (rows % self.region + steps >= self.region)
+        return found
 
     def export_all(self) -> Columns:
         """All rows, oldest first, every stream closed by a LAST row."""
@@ -190,3 +234,5 @@ class Buffer:
             getattr(self, name)[:used] = state[name]
         self.cursor[:], self.count[:] = state["cursor"], state["count"]
         self._squares[:] = state["squares"]
+        self._length = int(self.count.sum())
+        self._find_targets()

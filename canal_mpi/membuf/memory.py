@@ -8,6 +8,7 @@ import numpy as np
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.replay import Sampler
 from canal_mpi.membuf.segments import choose, uniform
+from canal_mpi.membuf.targets import TARGET_BYTES
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
 
@@ -29,7 +30,7 @@ class Memory:
     @property
     def nbytes(self) -> int:
         """Memory of full reservoirs: rows (kept twice: as rows and to draw from) and values."""
-        return self.most * (2 * self.spaces.row_bytes + 4 * self.spaces.actions)
+        return self.most * (2 * self.spaces.row_bytes + TARGET_BYTES + 4 * self.spaces.actions)
 
     def keep(
         self,
@@ -51,7 +52,8 @@ class Memory:
 
     def _put(self, task: str, rows: Columns) -> None:
         if len(rows["flags"]) > 1:
-            self.tasks[task] = Past(rows, Buffer.of_lesson(self.spaces, rows))
+            buffer = Buffer.of_lesson(self.spaces, rows).track(self.sampler.recipe)
+            self.tasks[task] = Past(rows, buffer)
         else:
             self.tasks.pop(task, None)
 

@@ -1,24 +1,13 @@
 """Draws batches: from the agent's own rows, from lessons, or from both."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 
 from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.types import CUT, ENDED, LAST, LIFE, Array, Batch, Columns, Spaces
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How rows become learning targets."""
-
-    batch: int
-    gamma: float
-    n_step: int = 1
-    reward: str = "clip"
-    life_ends: bool = True
+from canal_mpi.membuf.targets import Recipe, Targets
+from canal_mpi.types import CUT, LAST, Array, Batch, Columns, Spaces
 
 
 class Sampler:
@@ -26,7 +15,7 @@ class Sampler:
 
     def __init__(self, spaces: Spaces, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.stops = ENDED | LIFE if recipe.life_ends else ENDED
+        self.stops = recipe.stops
         shape = (recipe.batch, prod(spaces.shape))
         self._batch = Batch(
             states=np.zeros(shape, dtype=spaces.dtype),
@@ -46,7 +35,28 @@ class Sampler:
 
     def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
         """Write the n-step transitions that start at `rows` into a part of the batch."""
-        batch, recipe = self._batch, self.recipe
+        batch, targets = self._batch, buffer.targets
+        if targets is not None and targets.recipe == self.recipe:
+            following = self._look_up(buffer, targets, rows, where)
+        else:
+            following = self._work_out(buffer, rows, where)
+        np.take(buffer.state_rows, rows, axis=0, out=batch.states[where], mode="clip")
+        np.take(buffer.state_rows, following, axis=0, out=batch.next_states[where], mode="clip")
+        batch.actions[where] = buffer.action.take(rows)
+        return batch
+
+    def _look_up(self, buffer: Buffer, targets: Targets, rows: Array, where: slice) -> Array:
+        """Returns and discounts that are known; the rows to bootstrap from."""
+        returns, reach = targets.total.take(rows), targets.reach.take(rows)
+        if self.recipe.reward == "scale":
+            returns /= buffer.reward_scale
+        self._batch.returns[where] = returns
+        self._batch.discounts[where] = targets.discounts.take(reach)
+        return buffer.ahead(rows, reach >> 1)
+
+    def _work_out(self, buffer: Buffer, rows: Array, where: slice) -> Array:
+        """The same from the rows themselves, where nobody keeps track of their targets."""
+        recipe = self.recipe
         last, flags = rows, buffer.flags[rows]
         returns = self._rewards(buffer, rows)
         discounts = np.full(len(rows), recipe.gamma, dtype=np.float32)
@@ -59,12 +69,9 @@ class Sampler:
             discounts[going] *= recipe.gamma
             flags, following = buffer.flags[last], buffer.after(last)
         discounts[(flags & self.stops) != 0] = 0
-        np.take(buffer.state_rows, rows, axis=0, out=batch.states[where], mode="clip")
-        np.take(buffer.state_rows, following, axis=0, out=batch.next_states[where], mode="clip")
-        batch.actions[where] = buffer.action[rows]
-        batch.returns[where] = returns
-        batch.discounts[where] = discounts
-        return batch
+        self._batch.returns[where] = returns
+        self._batch.discounts[where] = discounts
+        return following
 
     def _rewards(self, buffer: Buffer, rows: Array) -> Array:
         rewards: Array = buffer.reward[rows]
@@ -78,7 +85,7 @@ class Replay:
 
     def __init__(self, spaces: Spaces, capacity: int, recipe: Recipe, streams: int = 1) -> None:
         self.spaces, self.recipe = spaces, recipe
-        self.own = Buffer(spaces, capacity, streams)
+        self.own = Buffer(spaces, capacity, streams).track(recipe)
         self.lessons: list[Buffer] = []
         self.others: dict[str, Buffer] = {}  # lessons of other tasks
         self.foreign = 1.0  # part of a batch that comes from lessons
@@ -93,15 +100,18 @@ class Replay:
     def begin(self, lessons: Sequence[Columns], others: Mapping[str, Columns] = {}) -> None:
         """Start a task: own rows are forgotten, lessons of it and of other tasks taken in."""
         self.own.clear()
-        self.lessons = [Buffer.of_lesson(self.spaces, rows) for rows in lessons]
-        self.others = {task: Buffer.of_lesson(self.spaces, rows) for task, rows in others.items()}
+        self.lessons = [self._lesson(rows) for rows in lessons]
+        self.others = {task: self._lesson(rows) for task, rows in others.items()}
         self.foreign = 1.0
 
     def join(self, rows: Columns) -> None:
         """Take in rows that another agent played meanwhile; all rows count alike."""
-        self.lessons.append(Buffer.of_lesson(self.spaces, rows))
+        self.lessons.append(self._lesson(rows))
         foreign = sum(map(len, self.lessons))
         self.foreign = foreign / (foreign + len(self.own))
+
+    def _lesson(self, rows: Columns) -> Buffer:
+        return Buffer.of_lesson(self.spaces, rows).track(self.recipe)
 
     @property
     def ready(self) -> bool:

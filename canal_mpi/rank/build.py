@@ -12,9 +12,10 @@ from canal_mpi.job import Job
 from canal_mpi.learn import ALGORITHMS
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.memory import Memory
-from canal_mpi.membuf.replay import Recipe, Replay, Sampler
+from canal_mpi.membuf.replay import Replay, Sampler
 from canal_mpi.membuf.share import POLICIES
 from canal_mpi.membuf.similarity import play_embedding
+from canal_mpi.membuf.targets import Recipe
 from canal_mpi.record import Recorder
 from canal_mpi.sharing import Sharing
 from canal_mpi.tasks import common_spaces, make_game

@@ -46,7 +46,9 @@ class Emulator:
         if rom is None:
             raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
         self.ale.loadROM(rom)
-        self._first = self.ale.cloneState(include_rng=True)
+        self.ale.reset_game()
+        self.opening = self.ale.getScreenRGB()
+        self._start = self.ale.cloneState(include_rng=True)
 
     @classmethod
     def of(cls, task: str) -> "Emulator":
@@ -55,8 +57,13 @@ class Emulator:
         if found is None:
             return cls(task)
         cls.idle.remove(found)
-        found.ale.restoreState(found._first)
+        found.restart()
         return found
+
+    def restart(self) -> None:
+        """Be at the start of a game. The emulator's own reset plays a second of the game for it,
+        a hundred times as long; this leaves only the screen as it was until the next frame."""
+        self.ale.restoreState(self._start)
 
     def give_back(self) -> None:
         """Keep it for the next game; the longest idle one makes room."""
@@ -79,19 +86,28 @@ class AtariGame:
         self._ram = np.zeros(128, dtype=np.uint8)
         self._screen = Screen(self.ale) if pixels else None
         self._steps = self._lives = self._last_action = 0
+        self._shown = False  # whether the screen shows this game already
 
     def reset(self) -> Array:
         """Start an episode, after a random number of no-ops."""
-        self.ale.reset_game()
+        self._restart()
         self._last_action = 0
         for _ in range(int(self.rng.integers(self.config.noop_max + 1))):
             self._act(0)
             if self.ale.game_over():
-                self.ale.reset_game()
+                self._restart()
         self._steps, self._lives = 0, self.ale.lives()
         if self._screen:
             self._screen.clear()
         return self._look()
+
+    def _restart(self) -> None:
+        assert self._emulator is not None
+        self._shown = bool(self._screen)
+        if self._screen:
+            self.ale.reset_game()
+        else:
+            self._emulator.restart()
 
     def step(self, action: int) -> tuple[Array, float, int]:
         """Repeat the action for `frame_skip` frames; the observation, the reward, the flags."""
@@ -111,6 +127,7 @@ class AtariGame:
         """One frame. Sticky actions are done here: the emulator's state leaves its own out."""
         if not self.config.sticky or self.rng.random() >= self.config.sticky:
             self._last_action = action
+        self._shown = True
         return float(self.ale.act(self._last_action))
 
     def _flags(self) -> int:
@@ -148,7 +165,8 @@ class AtariGame:
 
     def picture(self) -> Array:
         """The screen in colour, as people see it."""
-        screen: Array = self.ale.getScreenRGB()
+        assert self._emulator is not None
+        screen: Array = self.ale.getScreenRGB() if self._shown else self._emulator.opening
         return screen
 
     def close(self) -> None:

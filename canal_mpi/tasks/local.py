@@ -1,6 +1,7 @@
 """Environments of this process: a batch of one or more games of a task, stepped together."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -32,12 +33,15 @@ class LocalEnvs:
         self._flags = np.zeros(self.count, dtype=np.uint8)
         shape = (self.count, *spaces.shape)
         self._obs, self._start = (np.zeros(shape, dtype=spaces.dtype) for _ in range(2))
+        self._obs_rows, self._start_rows = (
+            array.reshape(self.count, -1) for array in (self._obs, self._start)
+        )
         self._playing = False
 
     def reset(self) -> Array:
         """Start an episode in every game."""
         for k, game in enumerate(self.games):
-            self._place(self._start, k, game.reset())
+            _place(self._start_rows[k], game.reset())
         self._playing = True
         return self._start
 
@@ -55,16 +59,12 @@ class LocalEnvs:
                 known = f"0 to {self.spaces.actions - 1}"
                 raise RankFailed(f"task '{self.task}' has the actions {known}, not {action}.")
             obs, reward, flags = game.step(action)
-            if not np.isfinite(reward):
+            if not isfinite(reward):
                 raise RankFailed(f"task '{self.task}' gave the reward {reward}; it must be finite.")
-            self._place(self._obs, k, obs)
+            _place(self._obs_rows[k], obs)
             self._reward[k], self._flags[k] = reward, flags
-            self._place(self._start, k, game.reset() if flags & (ENDED | CUT) else obs)
+            _place(self._start_rows[k], game.reset() if flags & (ENDED | CUT) else obs)
         return Step(self._obs, self._reward, self._flags, self._start)
-
-    def _place(self, into: Array, k: int, obs: Array) -> None:
-        """Copy one observation; a shorter vector leaves zeros behind it."""
-        into.reshape(self.count, -1)[k, : obs.size] = obs.reshape(-1)
 
     def state(self) -> Columns:
         """The state of every game."""
@@ -88,3 +88,8 @@ class LocalEnvs:
         """Close every game."""
         for game in self.games:
             game.close()
+
+
+def _place(into: Array, obs: Array) -> None:
+    """Copy one observation; a shorter vector leaves zeros behind it."""
+    into[: obs.size] = obs.reshape(-1)
