@@ -118,6 +118,11 @@ def cli() -> None:
 @click.option(
     "--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does; may be repeated."
 )
+@click.option(
+    "--emulate",
+    metavar="FILE",
+    help="Let ranks play the hosts of FILE (as in hostfiles/*.hosts), slow ones slowly.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
@@ -141,6 +146,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         agent=options["agent"],
         resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
+        emulate=options["emulate"],
         env_servers=options["env_servers"] or int(options["env_server"] and not named),
         env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),

@@ -245,6 +245,9 @@ class Job:
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
     order: str = setting("canal", "order of each agent, or module:name", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds of silence after which the job ends", 1, 1e6)
+    emulate: tuple[str, ...] = setting(
+        (), "hosts that ranks play on one machine, as in nano-1@0.25 (at a quarter of its speed)"
+    )
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

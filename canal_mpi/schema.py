@@ -8,7 +8,7 @@ from canal_mpi.columns import decode, encode
 from canal_mpi.types import Array, Columns
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TEXT = "S64"
 
 
@@ -43,6 +43,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "machine": Column(TEXT, "processor architecture", volatile=True),
         "device": Column(TEXT, "where the network computes"),
         "role": Column(TEXT, "what the rank does"),
+        "speed": _volatile("<f8", "how fast it was let run: 1 freely, less as a slower device"),
     },
     "tasks": {
         "agent": AGENT,

@@ -1,8 +1,9 @@
 """Hosts of a job: one short description, from which both MPIs' hostfiles are made.
 
 A line is `nano-[1-4]  1`: a name, perhaps with a range, and how many ranks it gets (1 if nothing is
-said); `env-server` behind it gives its ranks to environments. Lines of Open MPI (`nano-1 slots=2`)
-and MPICH (`nano-1:2`) are understood too.
+said); `env-server` behind it gives its ranks to environments, and `speed=0.25` is how fast it is
+played where the host is emulated. Lines of Open MPI (`nano-1 slots=2`) and MPICH (`nano-1:2`) are
+understood too.
 """
 
 import re
@@ -16,6 +17,7 @@ from canal_mpi.errors import UsageError
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 RANGE = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
 MOST_RANKS, MOST_HOSTS = 4096, 4096
+SLOWEST = 0.01  # speed factor
 SHAPE = "expected a name and a number of ranks, as in `nano-1 2` or `nano-[1-4]`"
 
 
@@ -26,6 +28,7 @@ class Host:
     name: str
     ranks: int = 1
     serves: bool = False
+    speed: float = 1.0  # of an emulated host, against this machine
 
 
 def read_hosts(path: Path) -> list[Host]:
@@ -66,19 +69,32 @@ def parse_hosts(text: str, where: str) -> list[Host]:
 def _line(words: Sequence[str], where: str) -> list[Host]:
     name, colon, number = words[0].partition(":")
     given = [number] if colon else []
-    serves = False
+    serves, speed = False, 1.0
     for word in words[1:]:
         if word.isdecimal() or word.startswith("slots="):
             given.append(word.removeprefix("slots="))
         elif word == "env-server":
             serves = True
+        elif word.startswith("speed="):
+            speed = speed_of(word.removeprefix("speed="), where)
         elif not word.startswith(("max_slots=", "max-slots=")):
-            hint = pick.suggestion(word, ["env-server", "slots=1"]) or ";"
+            hint = pick.suggestion(word, ["env-server", "slots=1", "speed=0.5"]) or ";"
             raise UsageError(f"{where}: '{word}' is not understood{hint} {SHAPE}.")
     if len(given) > 1 or not all(g.isdecimal() and 1 <= int(g) <= MOST_RANKS for g in given):
         raise UsageError(f"{where}: '{' '.join(words)}': {SHAPE}, 1 to {MOST_RANKS} ranks a host.")
     ranks = int(given[0]) if given else 1
-    return [Host(one, ranks, serves) for one in _names(name, where)]
+    return [Host(one, ranks, serves, speed) for one in _names(name, where)]
+
+
+def speed_of(text: str, where: str) -> float:
+    """A speed factor, above 0 and at most 1."""
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not SLOWEST <= speed <= 1:
+        raise UsageError(f"{where}: speed {text}: expected a number from {SLOWEST} to 1.")
+    return speed
 
 
 def _names(name: str, where: str) -> list[str]:

@@ -22,7 +22,7 @@ from canal_mpi.types import Columns
 FILES = 34  # tag
 FILE_LIMIT = 1 << 36
 MAY_CHANGE = ("train.frames", "train.rounds", "tasks", "timeout", "checkpoint.", "report.")
-FORBIDDEN = ("job_file", "out", "name", "force", "agent")
+FORBIDDEN = ("job_file", "out", "name", "force", "agent", "emulate")
 
 
 @dataclass(frozen=True)

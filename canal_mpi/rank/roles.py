@@ -16,10 +16,12 @@ from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
+from canal_mpi.rank.emulate import devices, told
 from canal_mpi.rank.ending import Stopping, complain, end_together, fail, interrupted, log_hint, who
 from canal_mpi.rank.live import View
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
+from canal_mpi.rank.throttle import pace
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
@@ -84,6 +86,7 @@ class Run:
         if self.choice and self._nothing_is_left(self.choice):
             return
         self.number = world.agent = self.plan.first_agent + world.rank
+        self.devices = devices(self.plan.job, world.hosts)
         world.watch.timeout = self.plan.job.timeout
         world.together(self._create_folder)
         world.together(self._open_log)
@@ -92,9 +95,12 @@ class Run:
         if world.serves:
             server = world.together(self._build_server)
             signals.may_wait = True  # a signal is a wish here too: agents have to save
-            server.serve()
+            with pace(self.devices[world.rank].speed):
+                server.serve()
         else:
-            self._live(world.together(self._build))
+            agent = world.together(self._build)
+            with pace(self.devices[world.rank].speed):
+                self._live(agent)
         world.meet()  # who is done answers letters until all are
         self.stopping.forbid()
         if not world.serves:
@@ -125,7 +131,7 @@ class Run:
     def _make_plan(self) -> Plan:
         hosts = self.world.hosts[: self.world.agents]
         if self.choice is None:
-            return make_plan(self.request, hosts)
+            return make_plan(self.request, hosts, self.world.size)
         return resume.resumed_plan(self.request, self.choice, self.directory.path, hosts)
 
     def _choose(self) -> resume.Choice:
@@ -232,7 +238,7 @@ class Run:
         self.view = View(
             world.watch,
             plan.folder,
-            world.hosts[: world.agents],
+            [device.host for device in self.devices[: world.agents]],
             len(plan.orders[0]),
             plan.job.train.frames,
             self.request.verbosity,
@@ -251,10 +257,11 @@ class Run:
             "agents",
             agent=self.number,
             rank=world.ranks[world.rank],
-            host=world.host,
+            host=self.devices[world.rank].host,
             machine=world.cards[world.rank]["machine"],
             device=plan.job.learn.device,
             role="agent",
+            speed=self.devices[world.rank].speed,
         )
         beat = self._beat
         order = plan.orders[world.rank]
@@ -366,14 +373,16 @@ class Run:
     def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.agents, len(set(world.hosts))
+        size, hosts = world.agents, len({device.host for device in self.devices})
+        emulated = "emulated " * bool(job.emulate)
+        slow = f" ({words} of full speed)" if (words := told(self.devices)) else ""
         sharing = "no sharing"
         if plan.edges or before:
             sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
         sharing += f", {before} lessons of {job.share.lessons}" if before else ""
         self.view.say(
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-            f"{hosts} host{'s' * (hosts > 1)}{self._servers_named()} · {sharing} · "
+            f"{hosts} {emulated}host{'s' * (hosts > 1)}{slow}{self._servers_named()} · {sharing} · "
             f"seed {job.seed} · "
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
             f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
@@ -392,7 +401,8 @@ class Run:
         kind = "resume" if self.choice else "start"
         if self.choice:
             self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
-        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
+        where = [device.host for device in self.devices]
+        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=where)
 
     def _server_options(self) -> str:
         """The options that put env servers where they are now."""

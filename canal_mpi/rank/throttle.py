@@ -1,52 +1,55 @@
 """Plays a slower device: a helper process that stops and continues a rank, again and again.
 
-Every CPU second of the rank then takes 1 / speed seconds. Waiting is not slowed, as a slow device
-waits no longer than a fast one. This file is also the helper's program; it needs no other module.
+Every second in which the rank is busy then takes 1 / speed seconds. Waiting is not slowed: a slow
+device waits no longer than a fast one. This file is also the helper's program, by itself.
 """
 
 import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import clock_gettime, monotonic, sleep
+from time import monotonic, sleep
 
 TICK = 0.004  # seconds between two looks
 LONGEST = 0.1  # seconds for which a rank is stopped at once: heartbeats come every half second
-SLOWEST = 0.01
 
 
-class Throttle:
-    """The rank's end: slows this process and its children until it ends."""
-
-    def __init__(self, speed: float) -> None:
-        command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), repr(speed)]
-        quiet = subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
-        )
-
-    def end(self) -> None:
-        """Run at full speed again."""
-        self.process.terminate()
-        self.process.wait()
+@contextmanager
+def pace(speed: float) -> Iterator[None]:
+    """Slow this process and its children meanwhile; at speed 1 nothing is done."""
+    if speed == 1:
+        yield
+        return
+    command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), repr(speed)]
+    quiet = subprocess.DEVNULL
+    helper = subprocess.Popen(
+        command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        helper.terminate()
+        helper.wait()
 
 
 def slow_down(rank: int, speed: float) -> None:
-    """The helper's whole life: hold the rank back for what its CPU time owes."""
+    """The helper's whole life: hold the rank back for what its busy time owes."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    owed, used = 0.0, cpu_seconds(rank)
-    held: list[int] = []
+    owed, used = 0.0, busy_seconds(rank)
+    held: list[int] = []  # what is stopped, or was
     try:
         while True:
             sleep(TICK)
-            now = cpu_seconds(rank)
-            owed, used = owed + (now - used) * (1 / speed - 1), now
+            now = busy_seconds(rank)
+            busiest = max(now[process] - used.get(process, 0.0) for process in now)
+            owed, used = owed + busiest * (1 / speed - 1), now
             if owed > TICK / 2:
-                start, held = monotonic(), family(rank)
+                start, held = monotonic(), list(now)
                 _tell(held, signal.SIGSTOP)
                 sleep(min(owed, LONGEST))
                 _tell(held, signal.SIGCONT)
@@ -57,26 +60,24 @@ def slow_down(rank: int, speed: float) -> None:
         _tell(held, signal.SIGCONT)
 
 
-def cpu_seconds(rank: int) -> float:
-    """CPU time of a process and of its children that play environments."""
-    return clock_gettime((~rank << 3) | 2) + sum(_clock(child) for child in family(rank)[1:])
+def busy_seconds(rank: int) -> dict[int, float]:
+    """Busy time of a process and of its children; OSError where the process is gone.
 
-
-def _clock(process: int) -> float:
-    try:
-        return clock_gettime((~process << 3) | 2)  # as clock_getcpuclockid(3) names it
-    except OSError:
-        return 0.0
-
-
-def family(rank: int) -> list[int]:
-    """The process and its children, without helpers, which have sessions of their own."""
-    found = [rank]
+    Helpers are left out: they have sessions of their own.
+    """
+    found = {rank: _busy(rank)}
     with suppress(OSError):
-        names = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
+        children = Path(f"/proc/{rank}/task/{rank}/children").read_text().split()
         session = os.getsid(rank)
-        found += [int(name) for name in names if os.getsid(int(name)) == session]
+        mine = [int(name) for name in children if os.getsid(int(name)) == session]
+        found |= {child: _busy(child) for child in mine}
     return found
+
+
+def _busy(process: int) -> float:
+    """Seconds that a process computed, or wanted to while others had the core."""
+    running, waiting, _ = Path(f"/proc/{process}/schedstat").read_text().split()
+    return (int(running) + int(waiting)) / 1e9
 
 
 def _tell(processes: list[int], number: signal.Signals) -> None:
