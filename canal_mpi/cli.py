@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
-from canal_mpi.commands import look
+from canal_mpi.commands import clusters, look
 from canal_mpi.commands.evaluate import evaluate
 from canal_mpi.commands.groups import Grouped
 from canal_mpi.errors import CanalError, UsageError
@@ -243,6 +243,8 @@ def bench_lesson(game: str, file: str | None, steps: int) -> None:
 
 
 for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
+    cli.add_command(command)
+for command in (clusters.launch, clusters.hosts):
     cli.add_command(command)
 
 

@@ -1,30 +1,17 @@
 """What needs root or Debian packages: full disks, crashes inside a save, several hosts."""
 
-import os
-import secrets
-import shutil
 import subprocess
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 import h5py
 import pytest
-from launch import ROOT, SMOKE, VENVS, Result, columns, differences, mpirun, run
+from launch import ROOT, SMOKE, VENVS, columns, differences, mpirun
+from namespaces import make_hosts, needs, needs_root, spread
 
 pytestmark = pytest.mark.root
 
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
-
-
-def needs_root() -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-
-
-def needs(program: str) -> None:
-    if shutil.which(program) is None:
-        pytest.skip(f"needs {program}")
 
 
 @pytest.fixture
@@ -90,45 +77,8 @@ def test_a_crash_inside_a_save_leaves_the_old_or_the_new_file(call: str, tmp_pat
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Path]:
-    """Three hosts on one machine: network namespaces on a bridge, each with its own disk."""
-    needs_root()
-    needs("ip")
-    tag = f"c{secrets.token_hex(2)}"
-    names = ["alpha", "beta", "gamma"]
-    commands = [f"ip link add {tag}br type bridge", f"ip link set {tag}br up"]
-    commands += [f"ip addr add 10.77.0.254/24 dev {tag}br"]
-    for k, name in enumerate(names, 1):
-        space = f"{tag}{name}"
-        commands += [
-            f"ip netns add {space}",
-            f"ip link add {tag}v{k} type veth peer name eth0 netns {space}",
-            f"ip link set {tag}v{k} master {tag}br up",
-            f"ip -n {space} addr add 10.77.0.{k}/24 dev eth0",
-            f"ip -n {space} link set eth0 up",
-            f"ip -n {space} link set lo up",
-        ]
-    lines = "".join(f"10.77.0.{k} {name}\n" for k, name in enumerate(names, 1))
-    (tmp_path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
-    agent = tmp_path / "agent"
-    agent.write_text(
-        "#!/bin/sh\n"
-        'while [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-        f'exec ip netns exec {tag}$host unshare --uts --mount --fork --kill-child sh -c "\n'
-        f"hostname $host; mount --bind {tmp_path}/hosts /etc/hosts\n"
-        f"mkdir -p {tmp_path}/disk-$host {tmp_path}/shared\n"
-        f"mount --bind {tmp_path}/disk-$host {tmp_path}/shared\n"
-        'mount -t tmpfs tmpfs /dev/shm; $*"\n'
-    )
-    agent.chmod(0o755)
-    try:
-        for command in commands:
-            if subprocess.run(command.split(), capture_output=True).returncode:
-                pytest.skip(f"may not make namespaces: {command}")
-        yield tmp_path
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", f"{tag}{name}"], capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{tag}br"], capture_output=True)
+    """Three hosts on one machine."""
+    yield from make_hosts(tmp_path)
 
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
@@ -182,24 +132,3 @@ def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> 
     moved = hosts / "disk-gamma" / "run"
     assert differences(columns(one / "run.h5"), columns(moved / "run.h5")) == []
     assert (moved / "checkpoints/agent-0").exists()
-
-
-def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
-    """`canal-mpi train …` with one rank on each of the named hosts, in that order."""
-    program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
-    places = [(name, len(list(same))) for name, same in groupby(names)]
-    file, ranks = hosts / "hostfile", str(len(names))
-    if mpi == "openmpi":
-        file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
-        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
-        settings = f"PRTE_MCA_plm_ssh_agent={agent} PRTE_MCA_prte_if_include=10.77.0.0/24"
-        settings += " OMPI_MCA_btl_tcp_if_include=10.77.0.0/24"
-    else:
-        file.write_text("".join(f"{name}:{number}\n" for name, number in places))
-        launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
-        launcher += ["-localhost", "10.77.0.254", "-np", ranks]
-        settings = ""
-    (hosts / "shared").mkdir(exist_ok=True)
-    command = [*launcher, program, "train", *arguments]
-    see = f"mount --bind {hosts}/hosts /etc/hosts; exec env {settings} {' '.join(command)}"
-    return run(["unshare", "--mount", "sh", "-c", see], mpi, timeout=300)

@@ -33,12 +33,16 @@ class Host:
 
 def read_hosts(path: Path) -> list[Host]:
     """The hosts of a description or of either MPI's hostfile, in the order of their ranks."""
+    return parse_hosts(read_text(path), str(path))
+
+
+def read_text(path: Path) -> str:
+    """What is in a hostfile."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"hostfile {path} can't be read: {reason}.") from error
-    return parse_hosts(text, str(path))
 
 
 def parse_hosts(text: str, where: str) -> list[Host]:

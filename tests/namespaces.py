@@ -1,0 +1,120 @@
+"""Three hosts on one machine: network namespaces on a bridge, each with its own name and disk.
+
+An agent stands in for ssh. What is particular about a host (a mount, a variable) is a piece of
+shell that the agent runs on that host first; a host that is down is asked by the real ssh.
+"""
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from launch import VENVS, Result, run
+
+NAMES = ("alpha", "beta", "gamma")
+NETWORK, GATE = "10.77.0.0/24", "10.77.0.254"
+
+
+def needs_root() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+
+def needs(program: str) -> None:
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}")
+
+
+def _commands(tag: str) -> list[str]:
+    commands = [f"ip link add {tag}br type bridge", f"ip link set {tag}br up"]
+    commands += [f"ip addr add {GATE}/24 dev {tag}br"]
+    for k, name in enumerate(NAMES, 1):
+        space = f"{tag}{name}"
+        commands += [
+            f"ip netns add {space}",
+            f"ip link add {tag}v{k} type veth peer name eth0 netns {space}",
+            f"ip link set {tag}v{k} master {tag}br up",
+            f"ip -n {space} addr add 10.77.0.{k}/24 dev eth0",
+            f"ip -n {space} link set eth0 up",
+            f"ip -n {space} link set lo up",
+        ]
+    return commands
+
+
+def _write_agent(path: Path, tag: str) -> None:
+    lines = "".join(f"10.77.0.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
+    (path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
+    agent = path / "agent"
+    agent.write_text(
+        "#!/bin/sh\n"
+        f"all=$*\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
+        f"[ -e /run/netns/{tag}$host ] && ! [ -e {path}/ssh-$host ] || exec ssh $all\n"
+        f'exec ip netns exec {tag}$host unshare --uts --mount --fork --kill-child sh -c "\n'
+        f"hostname $host; mount --bind {path}/hosts /etc/hosts\n"
+        f"mkdir -p {path}/disk-$host {path}/shared\n"
+        f"mount --bind {path}/disk-$host {path}/shared\n"
+        f"mount -t tmpfs tmpfs /dev/shm\n"
+        f"if [ -e {path}/first-$host ]; then . {path}/first-$host; fi\n"
+        '$*"\n'
+    )
+    agent.chmod(0o755)
+
+
+def make_hosts(path: Path) -> Iterator[Path]:
+    """The body of a fixture: hosts alpha, beta and gamma; delta has an address and is down."""
+    needs_root()
+    needs("ip")
+    tag = f"c{secrets.token_hex(2)}"
+    _write_agent(path, tag)
+    (path / "shared").mkdir()
+    try:
+        for command in _commands(tag):
+            if subprocess.run(command.split(), capture_output=True).returncode:
+                pytest.skip(f"may not make namespaces: {command}")
+        yield path
+    finally:
+        for name in NAMES:
+            subprocess.run(["ip", "netns", "del", f"{tag}{name}"], capture_output=True)
+        subprocess.run(["ip", "link", "del", f"{tag}br"], capture_output=True)
+
+
+def on_host(hosts: Path, name: str, shell: str) -> None:
+    """Have the agent run this first, on that host."""
+    (hosts / f"first-{name}").write_text(shell + "\n")
+
+
+def spread(hosts: Path, mpi: str, names: list[str], *arguments: str) -> Result:
+    """`canal-mpi train …` under plain mpirun, a rank on each of the named hosts, in that order."""
+    program, agent = str(VENVS[mpi] / "bin" / "canal-mpi"), str(hosts / "agent")
+    places = [(name, len(list(same))) for name, same in groupby(names)]
+    file, ranks = hosts / "hostfile", str(len(names))
+    if mpi == "openmpi":
+        file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
+        launcher = ["mpirun", "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
+        settings = {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": NETWORK}
+        settings |= {"OMPI_MCA_btl_tcp_if_include": NETWORK}
+    else:
+        file.write_text("".join(f"{name}:{number}\n" for name, number in places))
+        launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
+        launcher += ["-localhost", GATE, "-np", ranks]
+        settings = {}
+    return _see_hosts(hosts, mpi, [*launcher, program, "train", *arguments], **settings)
+
+
+def canal(hosts: Path, mpi: str, *arguments: str, **extra: str) -> Result:
+    """`canal-mpi …` of an environment, with the agent in the place of ssh."""
+    agent = str(hosts / "agent")
+    settings = {"PRTE_MCA_plm_ssh_agent": agent, "HYDRA_LAUNCHER_EXEC": agent, **extra}
+    settings.setdefault("HYDRA_LAUNCHER", "ssh")
+    return _see_hosts(hosts, mpi, [str(VENVS[mpi] / "bin" / "canal-mpi"), *arguments], **settings)
+
+
+def _see_hosts(hosts: Path, mpi: str, command: Sequence[str], **extra: str) -> Result:
+    """Run something on the machine itself, where the names of the hosts are known."""
+    see = f'mount --bind {hosts}/hosts /etc/hosts; exec "$@"'
+    return run(["unshare", "--mount", "sh", "-c", see, "sh", *command], mpi, timeout=300, **extra)
