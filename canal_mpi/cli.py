@@ -11,6 +11,7 @@ from canal_mpi import __version__
 from canal_mpi.commands import clusters, look
 from canal_mpi.commands.evaluate import evaluate
 from canal_mpi.commands.groups import Grouped
+from canal_mpi.commands.sweep import sweep
 from canal_mpi.errors import CanalError, UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
@@ -242,7 +243,9 @@ def bench_lesson(game: str, file: str | None, steps: int) -> None:
     click.echo("\n".join(lesson.report(task, source, lesson.measure(task, rows))))
 
 
-for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
+for option in JOB_OPTIONS:
+    option(sweep)
+for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate, sweep):
     cli.add_command(command)
 for command in (clusters.launch, clusters.hosts):
     cli.add_command(command)

@@ -53,10 +53,7 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
     parts = [run.measures() for run in group.runs]
     found: dict[str, tuple[float, int]] = {"runs": (len(group.runs), 0)}
     for name, measure in parts[0].items():
-        last = measure.dims in (("after_round",), ("value", "low", "high"))
-        pick = -1 if measure.dims == ("after_round",) else 0
-        values = [float(p[name].value[pick]) if last else p[name].overall for p in parts]
-        found[name] = (m.mean(values), measure.sign)
+        found[name] = (m.mean([p[name].single for p in parts]), measure.sign)
     steps = [
         float((r.run["tasks"]["env_steps"] + r.run["tasks"]["probe_steps"]).sum())
         for r in group.runs
