@@ -167,12 +167,12 @@ def _list(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> N
     click.echo(f" {'point':<{width}}  ranks  time")
     for point in points:
         time = times.get(point.name)
-        words = f"at most {duration(time)}" if time is not None else "is finished"
+        words = f"about {duration(time)} or less" if time is not None else "is finished"
         click.echo(f" {point.name:<{width}}  {point.ranks:>5}  {words}")
     total = estimate.together(left, [times[point.name] for point in left], slots)
     click.echo(
-        f" {len(points)} points, {len(done)} finished · with {slots} slots at most about "
-        f"{duration(total)}; lessons make it less · {folder}"
+        f" {len(points)} points, {len(done)} finished · with {slots} slots about "
+        f"{duration(total)} or less (as if no lesson helped) · {folder}"
     )
 
 

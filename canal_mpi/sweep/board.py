@@ -89,7 +89,8 @@ def row(work: Work, width: int) -> str:
     """One point."""
     seen = glance(work.folder)
     rounds = whole(seen.facts.get("rounds"))
-    where = f"{seen.round}/{rounds}" if rounds and work.status != WAITING else ""
+    here = rounds if work.status == FINISHED else seen.round
+    where = f"{here}/{rounds}" if rounds and work.status != WAITING else ""
     time = duration(work.seconds) if work.seconds else ""
     words = f"{work.point.name:<{width}}  {work.status:<9}  {where:<7}  {time:<12} "
     return f"{words}{clean(work.why)[:60]}".rstrip()
