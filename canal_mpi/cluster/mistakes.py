@@ -5,12 +5,13 @@ from collections.abc import Sequence
 
 BORDER = re.compile(r"[-=]{60,}\s*")
 HELD = re.compile(
-    r"ssh: |.*Permission denied \(|Host key verification failed|Warning: Permanently added"
+    r"ssh: |no such identity: |No \S+ host key is known for |.*Permission denied \("
+    r"|Host key verification failed|Warning: Permanently added"
     r"|\[(mpiexec|proxy|cli)[@_0-9:]|Proxy at|=  |YOUR APPLICATION TERMINATED|This typically refers"
     r"|Please see the FAQ|.*/(prted|hydra_pmi_proxy): |Fatal error in|Abort\("
     r"|\[[^ ]+:\d+\] (plm|PMIX|PRTE)|\[\d+\.\d+\] \[.* UCX "
 )
-MAY_START = ("-", "=", "[", "s", "H", "W", "P", "Y", "T", "F", "A", "b", "/")  # a line of these
+MAY_START = tuple("-=[/sHWPYTFANnb")  # a line of these
 MOST = 400  # lines that are kept
 DOCTOR = "`canal-mpi doctor --hostfile FILE` looks at every host"
 SAME_PATH = "install canal-mpi with the same MPI at the same path on every host"
@@ -36,6 +37,11 @@ MISTAKES: Sequence[tuple[str, str, str]] = (
         r"(\S+@)?([^\s@]+): Permission denied \(",
         r"\2 lets nobody in without a password",
         r"ssh-copy-id to it, until `ssh \2 true` asks nothing",
+    ),
+    (
+        r"No \S+ host key is known for (\S+)",
+        r"ssh does not know the key of \1",
+        r"type `ssh \1 true` once, compare the key and accept it",
     ),
     (
         r"Host key verification failed",
