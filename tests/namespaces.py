@@ -48,12 +48,14 @@ def _commands(tag: str) -> list[str]:
 def _write_agent(path: Path, tag: str) -> None:
     lines = "".join(f"10.77.0.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
     (path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
+    (path / "ssh_config").touch()
     agent = path / "agent"
     agent.write_text(
         "#!/bin/sh\n"
-        f"all=$*\n"
+        "all=$*\n"
         'while [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-        f"[ -e /run/netns/{tag}$host ] && ! [ -e {path}/ssh-$host ] || exec ssh $all\n"
+        f"[ -e /run/netns/{tag}$host ] && ! [ -e {path}/ssh-$host ] ||\n"
+        f"exec ssh -F {path}/ssh_config $all\n"
         f'exec ip netns exec {tag}$host unshare --uts --mount --fork --kill-child sh -c "\n'
         f"hostname $host; mount --bind {path}/hosts /etc/hosts\n"
         f"mkdir -p {path}/disk-$host {path}/shared\n"

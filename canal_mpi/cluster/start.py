@@ -48,7 +48,7 @@ def command_of(wish: Wish) -> Launch:
 def start(wish: Wish, launch: Launch, say: Callable[[str], None]) -> int:
     """Run the command; the exit code of `launch`."""
     ended = supervise(launch, say)
-    if ended.left:
+    if ended.left and not ended.noise.diagnosis():
         say(f"{ended.left} processes that the job left behind were ended.")
     if ended.code == 0:
         return _really_done(wish, say)
@@ -108,7 +108,7 @@ def _ended_badly(wish: Wish, ended: Ended, say: Callable[[str], None]) -> int:
             say(f"interrupted ({ended.asked}); what was saved is safe.{_go_on(wish)}")
         return ended.code if ended.code in OURS else INTERRUPTED
     diagnosis = noise.diagnosis()
-    if diagnosis and not noise.spoken:
+    if diagnosis and (noise.hopeless or not noise.spoken):
         say(diagnosis)
     elif not noise.spoken:
         sys.stderr.writelines(noise.lines)

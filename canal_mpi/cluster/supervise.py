@@ -1,5 +1,6 @@
 """Runs an mpirun to its end: stops it politely, hears what it says, leaves nothing behind."""
 
+import codecs
 import os
 import shutil
 import signal
@@ -13,14 +14,17 @@ from pathlib import Path
 from threading import Thread
 from time import monotonic, sleep
 from types import FrameType
-from typing import IO
+from typing import IO, TextIO, TypeAlias
 
 from canal_mpi.cluster.launch import Launch
-from canal_mpi.cluster.mistakes import Noise
+from canal_mpi.cluster.mistakes import Noise, Sieve
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PATIENCE = 10.0  # seconds for mpirun to end its ranks after a second signal
 LAST_WORDS = 3.0  # seconds in which what was printed may still arrive
+GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
+
+Process: TypeAlias = "subprocess.Popen[bytes]"
 
 
 @dataclass
@@ -41,20 +45,22 @@ def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
             launch.argv,
             env=launch.environment() | {"TMPDIR": folder},
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
         )
         ended = Ended(0)
-        assert process.stderr is not None
-        reader = Thread(target=_listen, args=(process.stderr, ended.noise), daemon=True)
-        reader.start()
+        readers = [
+            Thread(target=_listen, args=(process, ended.noise, *pair), daemon=True)
+            for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
+        ]
         with _asked(process, ended, say):
+            for reader in readers:
+                reader.start()
             ended.code = process.wait()
-            reader.join(LAST_WORDS)
             ended.left = clean_up(folder)
-            reader.join(LAST_WORDS)
+            for reader in readers:
+                reader.join(LAST_WORDS)
     return ended
 
 
@@ -73,18 +79,20 @@ def scratch() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _listen(stream: IO[str], noise: Noise) -> None:
-    for line in stream:
-        words = noise.hear(line)
-        if words:
-            sys.stderr.write(words)
-            sys.stderr.flush()
+def _listen(process: Process, noise: Noise, stream: IO[bytes], out: TextIO) -> None:
+    """Pass on what one stream of mpirun says, until it closes."""
+    sieve, decoder = Sieve(noise), codecs.getincrementaldecoder("utf-8")("replace")
+    while data := os.read(stream.fileno(), 1 << 16):
+        out.write(sieve.pass_on(decoder.decode(data)))
+        out.flush()
+        if noise.hopeless:
+            _send(process, signal.SIGTERM)
+    out.write(sieve.end())
+    out.flush()
 
 
 @contextmanager
-def _asked(
-    process: "subprocess.Popen[str]", ended: Ended, say: Callable[[str], None]
-) -> Iterator[None]:
+def _asked(process: Process, ended: Ended, say: Callable[[str], None]) -> Iterator[None]:
     """While inside, signals are wishes for mpirun."""
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -106,12 +114,12 @@ def _asked(
             signal.signal(number, handler)
 
 
-def _send(process: "subprocess.Popen[str]", number: int) -> None:
+def _send(process: Process, number: int) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(number)
 
 
-def _insist(process: "subprocess.Popen[str]") -> None:
+def _insist(process: Process) -> None:
     try:
         process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
@@ -120,19 +128,25 @@ def _insist(process: "subprocess.Popen[str]") -> None:
 
 def clean_up(folder: str) -> int:
     """End the processes that a job left on this host, known by its folder; how many there were."""
-    left = _processes_of(folder)
+    left = _waited_for(folder, GRACE)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in _processes_of(folder):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, number)
-        end = monotonic() + 3.0
-        while _processes_of(folder) and monotonic() < end:
-            sleep(0.05)
+        _waited_for(folder, GRACE)
     return len(left)
 
 
+def _waited_for(folder: str, seconds: float) -> list[int]:
+    """The processes of a job that are still there after so long."""
+    end = monotonic() + seconds
+    while (found := _processes_of(folder)) and monotonic() < end:
+        sleep(0.05)
+    return found
+
+
 def _processes_of(folder: str) -> list[int]:
-    """Living processes that were started with this TMPDIR, the helpers of dead ranks aside."""
+    """Living processes that were started with this TMPDIR."""
     mark = f"TMPDIR={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
