@@ -43,6 +43,8 @@ def verify(path: Path) -> list[str]:
 def _checks(path: Path, about: Facts) -> Callable[[Facts, Columns], Iterator[str]]:
     if "schema_version" in about:
         return _results
+    if about.get("kind") == "sweep":
+        return _sweep
     if about.get("kind") == "checkpoint" or NAME.fullmatch(path.name):
         return _checkpoint
     return _membuf if about.get("kind") == "membuf" else _finite
@@ -93,6 +95,12 @@ def _table(table: str, columns: Columns, about: Facts) -> Iterator[str]:
     for short in ("round", "step", "env_steps", "updates", "rows", "length"):
         if (columns.get(short, np.zeros(0)) < (short == "round")).any():
             yield f"/{table}/{short} holds a number that is too small"
+
+
+def _sweep(about: Facts, columns: Columns) -> Iterator[str]:
+    """sweep.h5: every column has a row for each point; measures may be unknown."""
+    if len({len(column) for column in columns.values()}) != 1:
+        yield "its columns differ in length"
 
 
 def _checkpoint(about: Facts, columns: Columns) -> Iterator[str]:

@@ -53,7 +53,7 @@ def load_points(folder: Path) -> list[Point]:
     try:
         facts = json.loads(path.read_bytes()[:LARGEST])
         return [_read(folder, entry) for entry in facts["points"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
 
 
