@@ -66,7 +66,8 @@ class Slurm:
             (folder / name).mkdir(parents=True)
         conf = folder / "slurm.conf"
         conf.write_text(CONF.format(host=socket.gethostname(), folder=folder, ports=free_ports(3)))
-        self.env = environment("openmpi", SLURM_CONF=str(conf))
+        loopback = {"OMPI_MCA_btl_tcp_if_include": "lo"}  # other interfaces may come and go
+        self.env = environment("openmpi", SLURM_CONF=str(conf), **loopback)
         self.daemons = [self._start("slurmctld", "-D")]
         for node in NODES:
             self.daemons.append(self._start("slurmd", "-D", "-N", node, PMIX_HOSTNAME=node))
