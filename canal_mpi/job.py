@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
+from canal_mpi.hosts import Rules
 from canal_mpi.learn import ALGORITHMS, IDENTITIES, LOSSES, NETWORKS, REUSE_MODES, REWARDS
 from canal_mpi.membuf.segments import CHOOSERS
 from canal_mpi.membuf.share import GATES, POLICIES
@@ -95,7 +96,11 @@ class LearnConfig:
     grad_clip: float = setting(0.0, "longest gradient; 0: any", 0)
     life_ends: bool = setting(True, "a lost life stops bootstrapping")
     scale_input: bool = setting(True, "divide byte observations by 255")
-    device: str = setting("cpu", "where the network computes", names=("cpu", "cuda"))
+    device: str = setting(
+        "cpu",
+        "where the network computes; auto: cuda where it works",
+        names=("cpu", "cuda", "auto"),
+    )
     threads: int = setting(1, "compute threads of a rank", 1, 1024)
 
 
@@ -258,6 +263,7 @@ class Job:
     sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hosts: Rules = ()  # what differs between hosts
 
 
 Layer = dict[str, Any]  # dotted key -> value

@@ -149,7 +149,7 @@ def test_times_and_hosts_may_differ_between_equal_runs_and_nothing_else() -> Non
         if column.volatile
     }
     timed = {(t, name) for t, cols in TABLES.items() for name in cols if name.endswith("seconds")}
-    machine = {("agents", "rank"), ("agents", "host"), ("agents", "machine")}
+    machine = {("agents", n) for n in ("rank", "host", "machine", "device", "threads")}
     relays = {("relays", name) for name in TABLES["relays"]}  # who passes on depends on timing
     assert volatile == timed | machine | relays | {("exchange", "bytes")}
 

@@ -11,6 +11,7 @@ from canal_mpi import config
 from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
 from canal_mpi.job import Job, Layer
+from canal_mpi.rank.places import check_places
 from canal_mpi.results.files import NAME, file_name
 from canal_mpi.topology.graphs import Edges, edges
 
@@ -95,6 +96,7 @@ def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str
     orders = orders_of(job, first, len(hosts))
     plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, hosts)))
     _check_sync(plan)
+    check_places(job, hosts)
     return plan
 
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
+from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
 from canal_mpi.rank.ending import Stopping, complain, end_together, fail, interrupted, log_hint, who
 from canal_mpi.rank.live import View
+from canal_mpi.rank.places import check_checkpoint, crowded
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.world import Agreed, World, library_versions
@@ -158,6 +160,7 @@ class Run:
 
         assert self.choice is not None
         state = resume.fetch(self.world, self.plan.folder, self.choice)
+        check_checkpoint(state, agent.job.train.envs, self.number, self.world.host)
         position.restore(agent, state)
         agent.record.progress.total_steps = 0  # steps a second count from here
         if self.world.rank == 0:
@@ -245,24 +248,15 @@ class Run:
 
         plan, world, root = self.plan, self.world, self.world.rank == 0
         store, view = (self.store, self.view) if root else (None, None)
-        folder, free = plan.folder, plan.job.share.free
+        folder, free, job = plan.folder, plan.job.share.free, on_host(plan.job, world.host)
         self.sink = sink = Collector(world, folder, self.number, store, view, free)
-        sink.add(
-            "agents",
-            agent=self.number,
-            rank=world.ranks[world.rank],
-            host=world.host,
-            machine=world.cards[world.rank]["machine"],
-            device=plan.job.learn.device,
-            role="agent",
-        )
         beat = self._beat
         order = plan.orders[world.rank]
         peers, packs = partial(plan.peers, self.number), self._packs()
         envs = build.env_maker if world.agents == world.size else self._remote
         try:
-            return build.agent(
-                plan.job,
+            agent = build.agent(
+                job,
                 self.number,
                 order,
                 self._link(),
@@ -277,6 +271,20 @@ class Run:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
+        sink.add(
+            "agents",
+            agent=self.number,
+            rank=world.ranks[world.rank],
+            host=world.host,
+            machine=world.cards[world.rank]["machine"],
+            device=str(getattr(agent.learner, "device", "cpu")),
+            threads=int(getattr(agent.learner, "threads", 1)),
+            role="agent",
+        )
+        on_cpu = str(getattr(agent.learner, "device", "")) == "cpu"
+        if on_cpu and job.learn.device == "auto" and world.hosts.index(world.host) == world.rank:
+            complain(f"warning: {world.host} computes on its CPU; its log says why.", 0)
+        return agent
 
     def _remote(self, job: Job, spaces: Spaces) -> EnvMaker:
         """Environments that an env server plays for this agent."""
@@ -389,6 +397,8 @@ class Run:
         if "none" not in (job.share.policy, job.share.topology):
             for words in warnings(set(plan.edges), size):
                 self.view.say(f"warning: {words}")
+        for words in crowded(job, world.cards[:size]):
+            self.view.say(f"warning: {words}")
         kind = "resume" if self.choice else "start"
         if self.choice:
             self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
