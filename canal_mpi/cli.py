@@ -238,7 +238,7 @@ def bench_lesson(game: str, file: str | None, steps: int) -> None:
 
 for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
     cli.add_command(command)
-for command in (clusters.launch, clusters.hosts):
+for command in (clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 
