@@ -247,7 +247,7 @@ for option in JOB_OPTIONS:
     option(sweep)
 for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate, sweep):
     cli.add_command(command)
-for command in (clusters.launch, clusters.hosts):
+for command in (clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 

@@ -42,6 +42,14 @@ def test_without_emulation_ranks_are_where_they_are() -> None:
     assert devices(config.resolve(environ={}), ["a", "b"]) == [Device("a"), Device("b")]
 
 
+def test_the_rules_for_hosts_may_slow_them_and_the_file_wins() -> None:
+    rules = {"hosts.nano-*.speed": 0.5, "emulate": ["nano-1", "nano-2@0.25", "xavier-1"]}
+    played = devices(config.resolve(rules, environ={}), ["here"] * 3)
+    assert [device.speed for device in played] == [0.5, 0.25, 1.0]
+    real = devices(config.resolve({"hosts.nano-*.speed": 0.5}, environ={}), ["nano-9", "b"])
+    assert [device.speed for device in real] == [0.5, 1.0]
+
+
 def test_hosts_that_serve_environments_are_counted(tmp_path: Path) -> None:
     file = tmp_path / "server.hosts"
     file.write_text("nano-[1-2] speed=0.5\nxavier-1 1 env-server\n")

@@ -118,3 +118,47 @@ def hosts(file: Path, kind: str | None) -> None:
     from canal_mpi.cluster.mpis import find_mpi
 
     click.echo(convert(read_text(file), str(file), kind or find_mpi().kind), nl=False)
+
+
+@click.command()
+@HOSTFILE
+@NETWORK
+@click.option("--job", "job_file", metavar="NAME|FILE", help="What is to be run there.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default="runs",
+    metavar="DIR",
+    help="Where runs go; default: runs.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1),
+    default=60.0,
+    metavar="S",
+    help="How long a host may take to answer; default 60.",
+)
+@click.pass_context
+def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: Any) -> None:
+    """Say whether this machine, or every host of a hostfile, is fit to run a job.
+
+    Each host is asked through mpirun itself: can it be reached, has it the same versions of Python,
+    canal-mpi, torch, MPI and ALE, do the games load, does CUDA work, are there memory and disk for
+    the job, is its clock right, how fast are the links between neighbours. Exit code 1 if something
+    is wrong; what to do about it is said.
+    """
+    from canal_mpi import tasks
+    from canal_mpi.cluster.doctor import Patient, examine
+    from canal_mpi.cluster.hostfile import read_hosts
+    from canal_mpi.config import resolve
+
+    job = tasks.named(resolve({}, job_file))
+    hosts = tuple(read_hosts(options["hostfile"])) if options["hostfile"] else ()
+    found = examine(Patient(job, out.absolute(), hosts, options["network"], options["seconds"]))
+    ill = {name for name, _ in found.wrong}
+    for line in found.lines():
+        bad = any(line.startswith(f" {name}") for name in ill)
+        click.secho(line, fg="red" if bad else "green")
+    number = len(found.wrong)
+    click.echo(f"{number} thing{'s' * (number > 1)} to mend." if number else "Fit to run.")
+    ctx.exit(int(bool(found.wrong)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from canal_mpi.cluster.hostfile import NAME, Host, read_hosts, speed_of, total
 from canal_mpi.errors import UsageError
+from canal_mpi.hosts import on_host
 from canal_mpi.job import Job, Layer
 
 
@@ -41,13 +42,13 @@ def servers_of(file: str | None) -> int:
 def devices(job: Job, hosts: Sequence[str]) -> list[Device]:
     """What ranks on these hosts run on, or play: agents first, then env servers."""
     if not job.emulate:
-        return [Device(host) for host in hosts]
+        return [_device(job, host) for host in hosts]
     if len(set(hosts)) > 1:
         raise UsageError(
             f"hosts are played on one machine; these ranks are on {len(set(hosts))} hosts: "
             "leave out --emulate, or the hostfile of mpirun."
         )
-    return [_device(text) for text in job.emulate][: len(hosts)]
+    return [_device(job, text) for text in job.emulate][: len(hosts)]
 
 
 def check_size(job: Job, ranks: int) -> None:
@@ -59,11 +60,13 @@ def check_size(job: Job, ranks: int) -> None:
         )
 
 
-def _device(text: str) -> Device:
+def _device(job: Job, text: str) -> Device:
+    """A host with the speed behind its @, or the one that the job's rules give it."""
     name, at, speed = text.partition("@")
-    if not NAME.fullmatch(name):
+    if job.emulate and not NAME.fullmatch(name):
         raise UsageError(f"emulate: '{text}': expected a host, as in nano-1 or nano-1@0.25.")
-    return Device(name, speed_of(speed, f"emulate: '{text}'") if at else 1.0)
+    ruled = on_host(job, name).train.speed
+    return Device(name, speed_of(speed, f"emulate: '{text}'") if at else ruled)
 
 
 def told(played: Sequence[Device]) -> str:

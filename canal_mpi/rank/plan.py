@@ -12,6 +12,7 @@ from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
 from canal_mpi.job import Job, Layer
 from canal_mpi.rank.emulate import check_size, devices, emulated, servers_of
+from canal_mpi.rank.places import check_places
 from canal_mpi.results.files import NAME, file_name
 from canal_mpi.topology.graphs import Edges, edges
 
@@ -103,6 +104,7 @@ def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str
     places = [device.host for device in devices(job, hosts)]
     plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, places)))
     _check_sync(plan)
+    check_places(job, places)
     return plan
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
+from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import resume, signals
 from canal_mpi.rank.emulate import devices, told
 from canal_mpi.rank.ending import Stopping, complain, end_together, fail, interrupted, log_hint, who
 from canal_mpi.rank.live import View
+from canal_mpi.rank.places import check_checkpoint, crowded
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.throttle import pace
@@ -87,6 +89,7 @@ class Run:
             return
         self.number = world.agent = self.plan.first_agent + world.rank
         self.devices = devices(self.plan.job, world.hosts)
+        world.places = [device.host for device in self.devices]
         world.watch.timeout = self.plan.job.timeout
         world.together(self._create_folder)
         world.together(self._open_log)
@@ -164,6 +167,7 @@ class Run:
 
         assert self.choice is not None
         state = resume.fetch(self.world, self.plan.folder, self.choice)
+        check_checkpoint(state, agent.job.train.envs, self.number, self.world.host)
         position.restore(agent, state)
         agent.record.progress.total_steps = 0  # steps a second count from here
         if self.world.rank == 0:
@@ -238,7 +242,7 @@ class Run:
         self.view = View(
             world.watch,
             plan.folder,
-            [device.host for device in self.devices[: world.agents]],
+            world.places[: world.agents],
             len(plan.orders[0]),
             plan.job.train.frames,
             self.request.verbosity,
@@ -251,25 +255,15 @@ class Run:
 
         plan, world, root = self.plan, self.world, self.world.rank == 0
         store, view = (self.store, self.view) if root else (None, None)
-        folder, free = plan.folder, plan.job.share.free
+        folder, free, job = plan.folder, plan.job.share.free, self._job_here()
         self.sink = sink = Collector(world, folder, self.number, store, view, free)
-        sink.add(
-            "agents",
-            agent=self.number,
-            rank=world.ranks[world.rank],
-            host=self.devices[world.rank].host,
-            machine=world.cards[world.rank]["machine"],
-            device=plan.job.learn.device,
-            role="agent",
-            speed=self.devices[world.rank].speed,
-        )
         beat = self._beat
         order = plan.orders[world.rank]
         peers, packs = partial(plan.peers, self.number), self._packs()
         envs = build.env_maker if world.agents == world.size else self._remote
         try:
-            return build.agent(
-                plan.job,
+            agent = build.agent(
+                job,
                 self.number,
                 order,
                 self._link(),
@@ -284,6 +278,25 @@ class Run:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
+        sink.add(
+            "agents",
+            agent=self.number,
+            rank=world.ranks[world.rank],
+            host=world.places[world.rank],
+            machine=world.cards[world.rank]["machine"],
+            device=str(getattr(agent.learner, "device", "cpu")),
+            threads=int(getattr(agent.learner, "threads", 1)),
+            role="agent",
+            speed=self.devices[world.rank].speed,
+        )
+        on_cpu = str(getattr(agent.learner, "device", "")) == "cpu"
+        if on_cpu and job.learn.device == "auto" and world.hosts.index(world.host) == world.rank:
+            complain(f"warning: {world.host} computes on its CPU; its log says why.", 0)
+        return agent
+
+    def _job_here(self) -> Job:
+        """The job as it is on the host that this rank runs on, or plays."""
+        return on_host(self.plan.job, self.world.places[self.world.rank])
 
     def _remote(self, job: Job, spaces: Spaces) -> EnvMaker:
         """Environments that an env server plays for this agent."""
@@ -373,7 +386,7 @@ class Run:
     def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.agents, len({device.host for device in self.devices})
+        size, hosts = world.agents, len(set(world.places))
         emulated = "emulated " * bool(job.emulate)
         slow = f" ({words} of full speed)" if (words := told(self.devices)) else ""
         sharing = "no sharing"
@@ -398,11 +411,12 @@ class Run:
         if "none" not in (job.share.policy, job.share.topology):
             for words in warnings(set(plan.edges), size):
                 self.view.say(f"warning: {words}")
+        for words in crowded(job, world.cards[:size]):
+            self.view.say(f"warning: {words}")
         kind = "resume" if self.choice else "start"
         if self.choice:
             self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
-        where = [device.host for device in self.devices]
-        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=where)
+        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.places)
 
     def _server_options(self) -> str:
         """The options that put env servers where they are now."""
