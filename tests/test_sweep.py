@@ -131,6 +131,14 @@ def test_a_signal_stops_politely_and_the_next_start_goes_on(
     assert calls(tmp_path) == ["a resumes", "a starts", "b starts"]
 
 
+def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -> None:
+    fake["a"] = "slow"
+    engine = Engine(tmp_path, [a_point("a"), a_point("b")], 1)
+    engine.run(limit=2.0)
+    assert engine.asked == "its time is over (--max-time)"
+    assert [w.point.name for w in engine.of(STOPPED)] == ["a"]
+
+
 @pytest.mark.usefixtures("fake")
 def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "a"

@@ -1,6 +1,7 @@
 """`canal-mpi sweep`: a grid of runs, one report at the end. Loads no torch and no MPI."""
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "var
     metavar="DIR",
     help="Go on with a sweep; everything about it is in its folder.",
 )
+@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option("--dry-run", is_flag=True, help="Only list the points, and how long they may take.")
 @click.option(
     "--slurm",
@@ -65,8 +67,11 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
+    from canal_mpi.rank.launcher import detect
     from canal_mpi.sweep.folder import load_points, save
 
+    if detect() is not None:
+        raise UsageError("sweep calls mpirun itself: start it without mpirun in front.")
     if options["resume"] is not None:
         _nothing_else(options)
         folder = options["resume"].absolute()
@@ -124,6 +129,7 @@ def _nothing_else(options: dict[str, Any]) -> None:
 
 def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> int:
     """Run what is not finished, then write the report."""
+    from canal_mpi.cli import seconds_of
     from canal_mpi.sweep import collect
     from canal_mpi.sweep.board import Board, going_on
     from canal_mpi.sweep.engine import BROKEN, FINISHED, Engine, cores
@@ -136,7 +142,7 @@ def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> in
     engine = Engine(folder, chosen, options["slots"] or cores())
     board = Board(engine)
     engine.tell = board.tell
-    engine.run(board.refresh)
+    engine.run(board.refresh, seconds_of(options["max_time"]) or inf)
     board.close()
     done = len(engine.of(FINISHED))
     if engine.asked or engine.of("stopped"):

@@ -12,6 +12,7 @@ from canal_mpi.show import clean, duration, remaining
 from canal_mpi.sweep.engine import FINISHED, RUNNING, WAITING, Engine, Work
 
 EVERY = 1.0  # seconds between two drawings
+LINE_EVERY = 60.0  # seconds between two plain lines
 ROWS = 30  # of the table on a terminal
 
 
@@ -21,7 +22,7 @@ class Board:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._terminal = sys.stdout.isatty()
-        self._drawn, self._next = 0, 0.0
+        self._drawn, self._next = 0, monotonic() + (EVERY if self._terminal else LINE_EVERY)
 
     def tell(self, what: str, work: Work) -> None:
         """Something has changed; a line that stays."""
@@ -34,9 +35,13 @@ class Board:
         print(words, flush=True)
 
     def refresh(self) -> None:
-        """On a terminal the table, once a second."""
-        if self._terminal and monotonic() >= self._next:
-            self._next = monotonic() + EVERY
+        """On a terminal the table, once a second; else now and then how far it is."""
+        if monotonic() < self._next:
+            return
+        self._next = monotonic() + (EVERY if self._terminal else LINE_EVERY)
+        if not self._terminal:
+            print(self.summary(), flush=True)
+        else:
             self._erase()
             lines = self.lines()
             print("\n".join(lines), flush=True)

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -65,15 +66,21 @@ class Engine:
         self.folder, self.slots, self.tell = folder, slots, tell
         logs = folder / "logs"
         self.works = [Work(p, folder / p.name, logs / f"{p.name}.log") for p in points]
-        self.asked = ""  # the signal that stops it
+        self.asked = ""  # why it stops
 
-    def run(self, refresh: Callable[[], None] = lambda: None) -> None:
-        """Everything that is not finished yet; `refresh` is called a few times a second."""
+    def run(self, refresh: Callable[[], None] = lambda: None, limit: float = inf) -> None:
+        """Everything that is not finished yet; `refresh` is called a few times a second.
+
+        After `limit` seconds the ranks save and stop.
+        """
+        end = monotonic() + limit
         for work in self.works:
             work.look()
         before = {number: signal.signal(number, self._note) for number in ASKING}
         try:
             while self._left():
+                if monotonic() > end and not self.asked:
+                    self._stop("its time is over (--max-time)", signal.SIGUSR1)
                 self._start_what_fits()
                 for work in self.of(RUNNING):
                     self._judge(work)
@@ -150,11 +157,17 @@ class Engine:
 
     def _note(self, number: int, frame: Any) -> None:
         """The first signal lets the ranks save and stop, the second one ends them."""
-        again, self.asked = bool(self.asked), self.asked or signal.Signals(number).name
+        if not self.asked:
+            self._stop(signal.Signals(number).name, signal.SIGUSR1)
+        elif number != signal.SIGUSR1:
+            self._stop(self.asked, signal.SIGTERM)
+
+    def _stop(self, why: str, number: signal.Signals) -> None:
+        self.asked = why
         for work in self.of(RUNNING):
-            if work.process is not None and not (again and number == signal.SIGUSR1):
+            if work.process is not None:
                 with suppress(ProcessLookupError):
-                    work.process.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
+                    work.process.send_signal(number)
 
     def _end(self, work: Work) -> None:
         if work.process is not None:
