@@ -55,7 +55,7 @@ class TrainConfig:
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
     speed: float = setting(
-        1.0, "part of full speed that a rank is held to: a slower device", 0.01, 1
+        1.0, "part of full speed that a rank is held to: a slower device", 0.05, 1
     )
     log_every: int = setting(500, "turns of the loop between two rows of /train", 1)
 

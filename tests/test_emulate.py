@@ -65,9 +65,9 @@ def test_slow_devices_are_told_in_few_words() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nano-1@0", "expected a number from 0.01 to 1"),
-        ("nano-1@2", "expected a number from 0.01 to 1"),
-        ("nano-1@fast", "expected a number from 0.01 to 1"),
+        ("nano-1@0", "expected a number from 0.05 to 1"),
+        ("nano-1@2", "expected a number from 0.05 to 1"),
+        ("nano-1@fast", "expected a number from 0.05 to 1"),
         ("no name", "expected a host, as in nano-1"),
     ],
 )

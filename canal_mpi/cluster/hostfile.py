@@ -17,7 +17,7 @@ from canal_mpi.errors import UsageError
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 RANGE = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
 MOST_RANKS, MOST_HOSTS = 4096, 4096
-SLOWEST = 0.01  # speed factor
+SLOWEST = 0.05  # speed factor: below it, stops would be too long for heartbeats
 SHAPE = "expected a name and a number of ranks, as in `nano-1 2` or `nano-[1-4]`"
 
 

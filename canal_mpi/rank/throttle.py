@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic, sleep
 
 TICK = 0.004  # seconds between two looks
-LONGEST = 0.1  # seconds for which a rank is stopped at once: heartbeats come every half second
+LONGEST = 0.2  # seconds for which a rank is stopped at once: heartbeats come every half second
 
 
 @contextmanager
