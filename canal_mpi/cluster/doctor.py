@@ -139,6 +139,7 @@ def hear(launch: Launch, sign: str, seconds: float) -> Answer:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,  # without a terminal ssh asks no questions
         )
         end = monotonic() + seconds
         with ThreadPoolExecutor(1) as pool:

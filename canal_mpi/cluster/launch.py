@@ -15,7 +15,7 @@ from canal_mpi.errors import UsageError
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
-SSH = "-oBatchMode=yes -oConnectTimeout=15"  # no question that nobody sees, no wait of minutes
+SSH = "-oBatchMode=yes -oConnectTimeout=15"  # for Hydra; Open MPI cuts such words at the =
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _open_mpi(
         if f"OMPI_MCA_{name}" not in os.environ:
             options += ["--mca", name, value]
     if hosts:
-        options += ["--host", host_list(hosts), "--prtemca", "plm_ssh_args", SSH]
+        options += ["--host", host_list(hosts)]
         options += ["--prtemca", "prte_if_include", network] if network else []
         for name in names:
             options += ["-x", name]

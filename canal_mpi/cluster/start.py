@@ -1,6 +1,7 @@
 """`canal-mpi launch`: start a job, follow it to its end, and say how it ended."""
 
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -117,6 +118,8 @@ def _ended_badly(wish: Wish, ended: Ended, say: Callable[[str], None]) -> int:
 
 
 def _code(code: int) -> str:
+    if code == -signal.SIGSEGV:  # seen with Open MPI 5.0.11
+        return "a crash; it does that where two interfaces of this machine are in one --network"
     return f"signal {-code}" if code < 0 else f"code {code}"
 
 
