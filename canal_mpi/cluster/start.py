@@ -40,7 +40,7 @@ def command_of(wish: Wish) -> Launch:
     if detect() is not None:
         raise UsageError("launch calls mpirun itself: start it without mpirun in front.")
     ranks = total(wish.hosts) if wish.ranks is None else wish.ranks
-    if not ranks:
+    if wish.ranks is None and not wish.hosts:
         raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
     servers = wish.env_servers or total(wish.hosts, serving=True)
     return plan_launch(ranks, wish.arguments, wish.hosts, servers, wish.ft, network=wish.network)
