@@ -93,3 +93,17 @@ def test_a_killed_rank_is_code_70_and_the_others_are_gone(mpi: str, out: Path) -
     assert process.returncode == 70, err
     assert sum(line.startswith("canal-mpi:") for line in err.splitlines()) == 1, err
     assert processes_with(str(out)) == []
+
+
+@pytest.mark.mpi
+def test_the_second_signal_ends_also_ranks_that_hang(mpi: str, out: Path) -> None:
+    process = begun(mpi, out)
+    found = re.search(r"process (\d+)", (out / "logs" / "agent-1.log").read_text())
+    assert found is not None
+    os.kill(int(found[1]), signal.SIGSTOP)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(2)
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 130, err
+    assert "ending at once" in err and processes_with(str(out)) == []

@@ -16,7 +16,7 @@ from canal_mpi.cluster.supervise import Ended, scratch, supervise
 from canal_mpi.errors import RankFailed, Stopped, UsageError
 from canal_mpi.rank.launcher import detect
 
-OURS = {0, 1, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
+OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
 ASKING = 60.0  # seconds to ask another host
 
