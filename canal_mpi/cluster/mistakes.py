@@ -11,7 +11,7 @@ HELD = re.compile(
     r"|Please see the FAQ|.*/(prted|hydra_pmi_proxy): |Fatal error in|Abort\("
     r"|\[[^ ]+:\d+\] (plm|PMIX|PRTE)|\[\d+\.\d+\] \[.* UCX "
 )
-MAY_START = tuple("-=[/sHWPYTFANnb")  # a line of these
+MAY_START = tuple("-=[/sHWPYTFANnbcr")  # a line of these
 MOST = 400  # lines that are kept
 DOCTOR = "`canal-mpi doctor --hostfile FILE` looks at every host"
 SAME_PATH = "install canal-mpi with the same MPI at the same path on every host"

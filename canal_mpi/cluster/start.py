@@ -16,7 +16,7 @@ from canal_mpi.cluster.supervise import Ended, scratch, supervise
 from canal_mpi.errors import RankFailed, Stopped, UsageError
 from canal_mpi.rank.launcher import detect
 
-OURS = {0, 1, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
+OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
 ASKING = 60.0  # seconds to ask another host
 
@@ -40,7 +40,7 @@ def command_of(wish: Wish) -> Launch:
     if detect() is not None:
         raise UsageError("launch calls mpirun itself: start it without mpirun in front.")
     ranks = total(wish.hosts) if wish.ranks is None else wish.ranks
-    if not ranks:
+    if wish.ranks is None and not wish.hosts:
         raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
     servers = wish.env_servers or total(wish.hosts, serving=True)
     return plan_launch(ranks, wish.arguments, wish.hosts, servers, wish.ft, network=wish.network)
