@@ -9,9 +9,10 @@ import click
 
 from canal_mpi import __version__
 from canal_mpi.commands import bench as benches
-from canal_mpi.commands import look
+from canal_mpi.commands import clusters, look
 from canal_mpi.commands.evaluate import evaluate
 from canal_mpi.commands.groups import Grouped
+from canal_mpi.commands.sweep import sweep
 from canal_mpi.errors import CanalError, UsageError
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
@@ -98,9 +99,9 @@ def cli() -> None:
 
     Start five agents with `mpirun -np 5 canal-mpi train --job quick`.
 
-    Exit codes: 0 done, 2 usage, 65 damaged data, 70 a rank failed, 73 run directory in use,
-    74 input or output, 75 stopped and resumable, 76 a peer broke the protocol, 78 ranks or jobs
-    differ, 130 interrupted.
+    Exit codes: 0 done, 1 doctor or verify found something, 2 usage, 65 damaged data, 70 a rank
+    failed, 73 run directory in use, 74 input or output, 75 stopped and resumable, 76 a peer broke
+    the protocol, 78 ranks or jobs differ, 130 interrupted.
     """
 
 
@@ -121,6 +122,11 @@ def cli() -> None:
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
 @click.option(
     "--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does; may be repeated."
+)
+@click.option(
+    "--emulate",
+    metavar="FILE",
+    help="Let ranks play the hosts of FILE (as in hostfiles/*.hosts), slow ones slowly.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
@@ -146,6 +152,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
         ft=options["ft"],
+        emulate=options["emulate"],
         env_servers=options["env_servers"] or int(options["env_server"] and not named),
         env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
@@ -243,8 +250,11 @@ def bench_lesson(game: str, file: str | None, steps: int) -> None:
 
 for command in (benches.train, benches.learn, benches.exchange, benches.everything):
     bench.add_command(command)
-
-for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
+for option in JOB_OPTIONS:
+    option(sweep)
+for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate, sweep):
+    cli.add_command(command)
+for command in (clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 

@@ -14,20 +14,22 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from canal_mpi import pick
+from canal_mpi import hosts, pick
 from canal_mpi.errors import UsageError
 from canal_mpi.job import EXPANSIONS, PRESETS, Job, Layer
 from canal_mpi.topology.graphs import check_name
 
 
 def keys() -> dict[str, Any]:
-    """Every dotted key of the job with its field."""
+    """Every dotted key of the job with its field; `hosts` has rules instead (hosts.py)."""
     return dict(_walk(Job, ""))
 
 
 def _walk(cls: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     hints = get_type_hints(cls)
     for part in fields(cls):
+        if part.name == "hosts":
+            continue
         if is_dataclass(hints[part.name]):
             yield from _walk(hints[part.name], f"{prefix}{part.name}.")
         else:
@@ -48,21 +50,30 @@ def resolve(
     pick.check("preset", preset, PRESETS, outside=False)
     values: Layer = {}
     for layer in [dict(PRESETS.get(preset, {})), *layers]:
-        values |= _expanded({key: checked(key, value) for key, value in layer.items()})
+        values |= _on_top(values, layer)
     return build(values)
+
+
+def _on_top(values: Layer, layer: Layer) -> Layer:
+    """A layer, checked, with what it implies; rules for hosts join those that are there."""
+    tables, rest = hosts.split(layer)
+    found = _expanded({key: checked(key, value) for key, value in rest.items()})
+    old = values.get("hosts", ())
+    return found | {"hosts": hosts.merged(hosts.rules_of(tables, checked), old)}
 
 
 def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) -> Job:
     """The same job with what environment and flags say on top."""
-    values = {key: get(job, key) for key in keys()}
+    values = {key: get(job, key) for key in keys()} | {"hosts": job.hosts}
     for layer in (_from_environment(os.environ if environ is None else environ), flags):
-        values |= _expanded({key: checked(key, value) for key, value in layer.items()})
+        values |= _on_top(values, layer)
     return build(values)
 
 
 def differences(one: Job, two: Job) -> dict[str, tuple[Any, Any]]:
     """The settings that differ, with both values."""
     pairs = {key: (get(one, key), get(two, key)) for key in keys()}
+    pairs["hosts"] = (hosts.tables_of(one.hosts), hosts.tables_of(two.hosts))
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
 
 
@@ -230,7 +241,7 @@ def read_toml(data: bytes, where: str) -> Layer:
         raise UsageError(f"{where} is not TOML: {error}.") from error
     layer: Layer = {}
     for name, value in tree.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and name != "hosts":
             layer |= {f"{name}.{inner}": inside for inner, inside in value.items()}
         else:
             layer[name] = value
@@ -248,6 +259,11 @@ def to_toml(job: Job, explain: bool = False) -> str:
         value = get(job, key)
         text = f"{name} = {_toml_value(value)}"
         lines.append(f"{text:<31} # {part.metadata['about']}" if explain else text)
+    for pattern, table in hosts.tables_of(job.hosts).items():
+        lines += ["", f"[hosts.{_toml_value(pattern)}]"]
+        lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]
+    if explain and not job.hosts:
+        lines += ["", f"# {hosts.EXAMPLE}, envs = 1: what differs on such hosts"]
     return "\n".join(lines) + "\n"
 
 
@@ -271,9 +287,7 @@ def _toml_value(value: Any) -> str:
 
 def from_toml(text: str) -> Job:
     """The job that `to_toml` wrote."""
-    return build(
-        {key: checked(key, value) for key, value in read_toml(text.encode(), "job").items()}
-    )
+    return build(_on_top({}, read_toml(text.encode(), "job")))
 
 
 def with_tasks(job: Job, tasks: Sequence[str]) -> Job:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
+from canal_mpi.hosts import Rules
 from canal_mpi.learn import ALGORITHMS, IDENTITIES, LOSSES, NETWORKS, REUSE_MODES, REWARDS
 from canal_mpi.membuf.segments import CHOOSERS
 from canal_mpi.membuf.share import GATES, POLICIES
@@ -53,6 +54,9 @@ class TrainConfig:
     )
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
+    speed: float = setting(
+        1.0, "part of full speed that a rank is held to: a slower device", 0.05, 1
+    )
     log_every: int = setting(500, "turns of the loop between two rows of /train", 1)
 
 
@@ -95,7 +99,11 @@ class LearnConfig:
     grad_clip: float = setting(0.0, "longest gradient; 0: any", 0)
     life_ends: bool = setting(True, "a lost life stops bootstrapping")
     scale_input: bool = setting(True, "divide byte observations by 255")
-    device: str = setting("cpu", "where the network computes", names=("cpu", "cuda"))
+    device: str = setting(
+        "cpu",
+        "where the network computes; auto: cuda where it works",
+        names=("cpu", "cuda", "auto"),
+    )
     threads: int = setting(1, "compute threads of a rank", 1, 1024)
 
 
@@ -245,6 +253,9 @@ class Job:
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
     order: str = setting("canal", "order of each agent, or module:name", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds of silence after which the job ends", 1, 1e6)
+    emulate: tuple[str, ...] = setting(
+        (), "hosts that ranks play on one machine, as in nano-1@0.25 (at a quarter of its speed)"
+    )
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
@@ -258,6 +269,7 @@ class Job:
     sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hosts: Rules = ()  # what differs between hosts
 
 
 Layer = dict[str, Any]  # dotted key -> value

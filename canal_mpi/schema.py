@@ -41,8 +41,10 @@ TABLES: dict[str, dict[str, Column]] = {
         "rank": Column("<i4", "MPI rank", volatile=True),
         "host": Column(TEXT, "host name", volatile=True),
         "machine": Column(TEXT, "processor architecture", volatile=True),
-        "device": Column(TEXT, "where the network computes"),
+        "device": Column(TEXT, "where the network computes", volatile=True),
+        "threads": Column("<i4", "compute threads of the rank", volatile=True),
         "role": Column(TEXT, "what the rank does"),
+        "speed": _volatile("<f8", "how fast it was let run: 1 freely, less as a slower device"),
     },
     "tasks": {
         "agent": AGENT,

@@ -68,7 +68,7 @@ def write_run(
 
 def _agent_row(rows: Rows, agent: int) -> None:
     place: dict[str, Any] = {"rank": agent, "host": f"host-{agent % 2}", "machine": "x86_64"}
-    rows.add("agents", agent=agent, device="cpu", role="agent", **place)
+    rows.add("agents", agent=agent, device="cpu", threads=1, role="agent", speed=1.0, **place)
 
 
 def _evaluated(rows: Rows, agent: int, after: int, tasks: Sequence[str], score: Score) -> None:

@@ -16,8 +16,6 @@ import pytest
 from launch import VENVS, Result, run
 
 NAMES = ("alpha", "beta", "gamma")
-NET = f"10.77.{os.getpid() % 250}"  # another one for each of several test runs at a time
-NETWORK, GATE = f"{NET}.0/24", f"{NET}.254"
 
 
 def needs_root() -> None:
@@ -30,31 +28,43 @@ def needs(program: str) -> None:
         pytest.skip(f"needs {program}")
 
 
-def _commands(tag: str) -> list[str]:
+def subnet(hosts: Path) -> str:
+    """The first three numbers of every address; Open MPI breaks where two bridges share them."""
+    return (hosts / "subnet").read_text()
+
+
+def network(hosts: Path) -> str:
+    """The network of the hosts."""
+    return f"{subnet(hosts)}.0/24"
+
+
+def _commands(tag: str, net: str) -> list[str]:
     commands = [f"ip link add {tag}br type bridge", f"ip link set {tag}br up"]
-    commands += [f"ip addr add {GATE}/24 dev {tag}br"]
+    commands += [f"ip addr add {net}.254/24 dev {tag}br"]
     for k, name in enumerate(NAMES, 1):
         space = f"{tag}{name}"
         commands += [
             f"ip netns add {space}",
             f"ip link add {tag}v{k} type veth peer name eth0 netns {space}",
             f"ip link set {tag}v{k} master {tag}br up",
-            f"ip -n {space} addr add {NET}.{k}/24 dev eth0",
+            f"ip -n {space} addr add {net}.{k}/24 dev eth0",
             f"ip -n {space} link set eth0 up",
             f"ip -n {space} link set lo up",
         ]
     return commands
 
 
-def _write_agent(path: Path, tag: str) -> None:
-    lines = "".join(f"{NET}.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
+def _write_agent(path: Path, tag: str, net: str) -> None:
+    lines = "".join(f"{net}.{k} {name}\n" for k, name in enumerate((*NAMES, "delta"), 1))
     (path / "hosts").write_text(f"127.0.0.1 localhost\n{lines}")
+    (path / "ssh_config").touch()
     agent = path / "agent"
     agent.write_text(
         "#!/bin/sh\n"
-        f"all=$*\n"
+        "all=$*\n"
         'while [ "${1#-}" != "$1" ]; do shift; done\nhost=$1; shift\n'
-        f"[ -e /run/netns/{tag}$host ] && ! [ -e {path}/ssh-$host ] || exec ssh $all\n"
+        f"[ -e /run/netns/{tag}$host ] && ! [ -e {path}/ssh-$host ] ||\n"
+        f"exec ssh -F {path}/ssh_config $all\n"
         f'exec ip netns exec {tag}$host unshare --uts --mount --fork --kill-child sh -c "\n'
         f"hostname $host; mount --bind {path}/hosts /etc/hosts\n"
         f"mkdir -p {path}/disk-$host {path}/shared\n"
@@ -70,11 +80,12 @@ def make_hosts(path: Path) -> Iterator[Path]:
     """The body of a fixture: hosts alpha, beta and gamma; delta has an address and is down."""
     needs_root()
     needs("ip")
-    tag = f"c{secrets.token_hex(2)}"
-    _write_agent(path, tag)
+    tag, net = f"c{secrets.token_hex(2)}", f"10.77.{secrets.randbelow(255)}"
+    _write_agent(path, tag, net)
+    (path / "subnet").write_text(net)
     (path / "shared").mkdir()
     try:
-        for command in _commands(tag):
+        for command in _commands(tag, net):
             if subprocess.run(command.split(), capture_output=True).returncode:
                 pytest.skip(f"may not make namespaces: {command}")
         yield path
@@ -106,12 +117,12 @@ def spread_command(
     if mpi == "openmpi":
         file.write_text("".join(f"{name} slots={number}\n" for name, number in places))
         launcher = ["mpirun", *tolerant, "--hostfile", str(file), "-x", "PYTHONPATH", "-np", ranks]
-        settings = {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": NETWORK}
-        settings |= {"OMPI_MCA_btl_tcp_if_include": NETWORK}
+        settings = {"PRTE_MCA_plm_ssh_agent": agent, "PRTE_MCA_prte_if_include": network(hosts)}
+        settings |= {"OMPI_MCA_btl_tcp_if_include": network(hosts)}
     else:
         file.write_text("".join(f"{name}:{number}\n" for name, number in places))
         launcher = ["mpirun", "-launcher", "ssh", "-launcher-exec", agent, "-f", str(file)]
-        launcher += ["-localhost", GATE, "-np", ranks]
+        launcher += ["-localhost", f"{subnet(hosts)}.254", "-np", ranks]
         settings = {}
     return _seeing_hosts(hosts, [*launcher, program, "train", *arguments]), settings
 

@@ -376,7 +376,7 @@ def test_an_unknown_network_is_refused_with_the_closest_name() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
 def test_cuda_without_cuda_is_refused() -> None:
-    with pytest.raises(UsageError, match="finds no usable CUDA; use cpu"):
+    with pytest.raises(UsageError, match=r"learn\.device = cuda, but .*; use cpu or auto"):
         learner_of(VECTOR, replace(SMALL, device="cuda"), 1)
 
 

@@ -149,7 +149,8 @@ def test_times_and_hosts_may_differ_between_equal_runs_and_nothing_else() -> Non
         if column.volatile
     }
     timed = {(t, name) for t, cols in TABLES.items() for name in cols if name.endswith("seconds")}
-    machine = {("agents", "rank"), ("agents", "host"), ("agents", "machine")}
+    where = ("rank", "host", "machine", "device", "threads", "speed")
+    machine = {("agents", name) for name in where}
     relays = {("relays", name) for name in TABLES["relays"]}  # who passes on depends on timing
     faults = {("faults", name) for name in TABLES["faults"]}
     assert volatile == timed | machine | relays | faults | {("exchange", "bytes")}

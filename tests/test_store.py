@@ -93,7 +93,7 @@ def test_every_column_says_what_it_is(tmp_path: Path) -> None:
 
 def test_the_tables_are_those_of_the_design() -> None:
     design = {
-        "agents": "agent rank host machine device role",
+        "agents": "agent rank host machine device threads role speed",
         "tasks": "agent round task source donors env_steps probe_steps updates score seconds "
         "wait_seconds evaluate_seconds exchange_seconds save_seconds",
         "episodes": "agent round task episode step return length",
@@ -116,6 +116,9 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
         "agents/rank",
         "agents/host",
         "agents/machine",
+        "agents/device",
+        "agents/threads",
+        "agents/speed",
         "exchange/bytes",
     }
 

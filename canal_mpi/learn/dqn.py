@@ -15,6 +15,7 @@ from canal_mpi import pick
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
 from canal_mpi.learn import NETWORKS
+from canal_mpi.learn.device import choose
 from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
 from canal_mpi.learn.nets import Dueling, Mlp
@@ -35,8 +36,9 @@ class DQN:
         self.reuse = job.reuse
         config = job.learn
         torch.set_num_threads(config.threads)
+        self.threads = torch.get_num_threads()
         torch.set_flush_denormal(True)  # tiny numbers would slow Adam down tenfold
-        self.device, self._seed = _device(config.device), seed
+        self.device, self._seed = choose(config.device), seed
         self.factor = 1 / 255 if config.scale_input and spaces.dtype == "|u1" else 1.0
         self.pieces: dict[str, Piece] = {}
         self._passes: dict[str, tuple[Passes, Passes]] = {}
@@ -279,9 +281,3 @@ def _clip(gradients: list[Tensor], most: float) -> None:
     if norm > most:
         for gradient in gradients:
             gradient.mul_(most / norm)
-
-
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UsageError("learn.device = cuda, but torch finds no usable CUDA; use cpu.")
-    return torch.device(name)

@@ -70,7 +70,7 @@ class Linear:
     """A learner that meets the `Learner` protocol."""
 
     def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
-        if job.learn.device != "cpu":
+        if job.learn.device == "cuda":
             raise UsageError(f"learn.device = {job.learn.device}: the linear learner needs cpu.")
         self.inputs, self.actions = 2 * prod(spaces.shape), spaces.actions
         self.config, self.memory, self.reuse, self._seed = job.learn, job.memory, job.reuse, seed

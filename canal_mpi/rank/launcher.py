@@ -47,10 +47,22 @@ def terminal() -> str | None:
             status = Path(f"/proc/{process}/stat").read_text()
         except OSError:
             break
+        parent = int(status[status.rindex(")") + 2 :].split()[1])
         if status[status.index("(") + 1 : status.rindex(")")] in PROGRAMS:
-            return _tty(f"/proc/{process}/fd/1")
-        process = int(status[status.rindex(")") + 2 :].split()[1])
+            shown_by = parent if _is_launch(parent) else process  # it passes on what mpirun says
+            return _tty(f"/proc/{shown_by}/fd/1")
+        process = parent
     return _tty("/proc/self/fd/1") if detect() is None else None
+
+
+def _is_launch(process: int) -> bool:
+    """Whether a process is `canal-mpi launch`."""
+    try:
+        words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    at = words.index(b"launch") if b"launch" in words else 0
+    return at > 0 and words[at - 1].endswith((b"canal-mpi", b"canal_mpi"))
 
 
 def _tty(link: str) -> str | None:

@@ -11,6 +11,8 @@ from canal_mpi import config
 from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
 from canal_mpi.job import Job, Layer
+from canal_mpi.rank.emulate import check_size, devices, emulated, servers_of
+from canal_mpi.rank.places import check_places
 from canal_mpi.results.files import NAME, file_name
 from canal_mpi.topology.graphs import Edges, edges
 
@@ -31,6 +33,7 @@ class Request:
     resume: str | None = None
     max_time: float | None = None  # seconds
     ft: bool = False  # go on without ranks that die
+    emulate: str | None = None  # a file that describes hosts
 
 
 @dataclass(frozen=True)
@@ -77,25 +80,32 @@ class Plan:
         return [k for k in same if (agent, k) in both]
 
 
-def make_plan(request: Request, hosts: Sequence[str]) -> Plan:
-    """Read files, check names, decide who does what; on rank 0 only. One host an agent."""
+def make_plan(request: Request, hosts: Sequence[str], size: int = 0) -> Plan:
+    """Read files, check names, decide who does what; on rank 0 only. One host an agent.
+
+    `size` counts env servers too.
+    """
     from canal_mpi import tasks
 
-    job = tasks.named(config.resolve(request.flags, request.job_file))
+    flags = request.flags | emulated(request.emulate)
+    job = tasks.named(config.resolve(flags, request.job_file))
     first = _first_agent(request, len(hosts))
     if job.share.lessons:
         _check_lessons(job)
         there = str(Path(job.share.lessons).absolute())  # a resume may start elsewhere
         job = replace(job, share=replace(job.share, lessons=there))
     run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
+    check_size(job, size or len(hosts))
     return plan_of(job, _folder(request, job), run_id, first, hosts)
 
 
 def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str]) -> Plan:
     """Who learns what and hears whom in a job, checked."""
     orders = orders_of(job, first, len(hosts))
-    plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, hosts)))
+    places = [device.host for device in devices(job, hosts)]
+    plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, places)))
     _check_sync(plan)
+    check_places(job, places)
     return plan
 
 
@@ -132,7 +142,8 @@ def _check_sync(plan: Plan) -> None:
 
 def env_servers(request: Request, size: int) -> list[int]:
     """The ranks that run environments: those that were named, or the last ones."""
-    ranks, number = request.env_server_ranks, request.env_servers
+    ranks = request.env_server_ranks
+    number = request.env_servers or (0 if ranks else servers_of(request.emulate))
     if number < 0:
         raise UsageError(f"--env-servers {number}: expected 0 or more.")
     if ranks and number not in (0, len(ranks)):

@@ -24,8 +24,11 @@ from canal_mpi.types import Columns
 
 FILES = 34  # tag
 FILE_LIMIT = 1 << 36
-MAY_CHANGE = ("train.frames", "train.rounds", "tasks", "timeout", "checkpoint.", "report.")
-FORBIDDEN = ("job_file", "out", "name", "force", "agent")
+MAY_CHANGE = (
+    *("train.frames", "train.rounds", "train.speed", "tasks", "timeout", "hosts"),
+    *("checkpoint.", "report."),
+)
+FORBIDDEN = ("job_file", "out", "name", "force", "agent", "emulate")
 
 
 Reports = dict[int, dict[str, Any]]

@@ -13,13 +13,17 @@ from typing import Any
 
 from canal_mpi import __version__, config, log, seeding
 from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
+from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import regroup, resume, signals
+from canal_mpi.rank.emulate import devices, told
 from canal_mpi.rank.ending import Stopping, complain, end_together, fall, interrupted, log_hint, who
 from canal_mpi.rank.live import View
+from canal_mpi.rank.places import check_checkpoint, crowded
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
 from canal_mpi.rank.speed import PACKING, slowest_link
+from canal_mpi.rank.throttle import pace
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
@@ -91,6 +95,8 @@ class Run:
         if self.choice and self._nothing_is_left(self.choice):
             return
         self.number = world.agent = self.plan.first_agent + world.rank
+        self.devices = devices(self.plan.job, world.hosts)
+        world.places = [device.host for device in self.devices]
         world.watch.timeout = self.plan.job.timeout
         world.together(self._create_folder)
         world.together(self._open_log)
@@ -117,7 +123,9 @@ class Run:
         if world.serves:
             self._serve()
         else:
-            self._learn(world.together(self._build))
+            agent = world.together(self._build)
+            with pace(self.devices[world.rank].speed):
+                self._learn(agent)
         world.meet()  # who is done answers letters until all are
         self.stopping.forbid()
         if not world.serves:
@@ -131,7 +139,8 @@ class Run:
             resume.hand_over(self.world, self.plan.folder, self.choice)
         signals.may_wait = True  # a signal is a wish here too: agents have to save
         try:
-            server.serve()
+            with pace(self.devices[self.world.rank].speed):
+                server.serve()
         finally:
             server.close()
 
@@ -188,7 +197,7 @@ class Run:
     def _make_plan(self) -> Plan:
         hosts = self.world.hosts[: self.world.agents]
         if self.choice is None:
-            return make_plan(self.request, hosts)
+            return make_plan(self.request, hosts, self.world.size)
         return resume.resumed_plan(self.request, self.choice, self.directory.path, hosts)
 
     def _choose(self) -> resume.Choice:
@@ -221,6 +230,7 @@ class Run:
 
         assert self.choice is not None
         state = resume.fetch(self.world, self.plan.folder, self.choice)
+        check_checkpoint(state, agent.job.train.envs, self.number, self.world.host)
         position.restore(agent, state)
         agent.record.progress.total_steps = 0  # steps a second count from here
         if self.world.leads:
@@ -296,7 +306,7 @@ class Run:
         self.view = View(
             world.watch,
             plan.folder,
-            world.hosts[: world.agents],
+            world.places[: world.agents],
             len(plan.orders[0]),
             plan.job.train.frames,
             self.request.verbosity,
@@ -307,27 +317,17 @@ class Run:
         from canal_mpi.rank import build
         from canal_mpi.rank.collect import Collector
 
-        plan, world = self.plan, self.world
+        plan, world, known = self.plan, self.world, self._known
         store, view = (self.store, self.view) if world.leads else (None, None)
-        folder, free = plan.folder, plan.job.share.free
-        known = self._known
+        folder, free, job = plan.folder, plan.job.share.free, self._job_here()
         self.sink = sink = Collector(world, folder, self.number, store, view, free, known)
-        sink.add(
-            "agents",
-            agent=self.number,
-            rank=world.ranks[world.rank],
-            host=world.host,
-            machine=world.cards[world.rank]["machine"],
-            device=plan.job.learn.device,
-            role="agent",
-        )
         beat = self._beat
         order = plan.orders[world.rank]
         peers, packs = partial(plan.peers, self.number), self._packs()
         envs = build.env_maker if world.agents == world.size else self._remote
         try:
-            return build.agent(
-                plan.job,
+            agent = build.agent(
+                job,
                 self.number,
                 order,
                 self._link(),
@@ -342,6 +342,25 @@ class Run:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.capacity or learn.widths."
             ) from error
+        sink.add(
+            "agents",
+            agent=self.number,
+            rank=world.ranks[world.rank],
+            host=world.places[world.rank],
+            machine=world.cards[world.rank]["machine"],
+            device=str(getattr(agent.learner, "device", "cpu")),
+            threads=int(getattr(agent.learner, "threads", 1)),
+            role="agent",
+            speed=self.devices[world.rank].speed,
+        )
+        on_cpu = str(getattr(agent.learner, "device", "")) == "cpu"
+        if on_cpu and job.learn.device == "auto" and world.hosts.index(world.host) == world.rank:
+            complain(f"warning: {world.host} computes on its CPU; its log says why.", 0)
+        return agent
+
+    def _job_here(self) -> Job:
+        """The job as it is on the host that this rank runs on, or plays."""
+        return on_host(self.plan.job, self.world.places[self.world.rank])
 
     def _remote(self, job: Job, spaces: Spaces) -> EnvMaker:
         """Environments that an env server plays for this agent."""
@@ -448,14 +467,16 @@ class Run:
     def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
         """The first lines: what runs, where, and what it costs."""
         plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.agents, len(set(world.hosts))
+        size, hosts = world.agents, len(set(world.places))
+        emulated = "emulated " * bool(job.emulate)
+        slow = f" ({words} of full speed)" if (words := told(self.devices)) else ""
         sharing = "no sharing"
         if plan.edges or before:
             sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
         sharing += f", {before} lessons of {job.share.lessons}" if before else ""
         self.view.say(
             f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-            f"{hosts} host{'s' * (hosts > 1)}{self._servers_named()} · {sharing} · "
+            f"{hosts} {emulated}host{'s' * (hosts > 1)}{slow}{self._servers_named()} · {sharing} · "
             f"seed {job.seed} · "
             f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
             f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
@@ -471,10 +492,12 @@ class Run:
         if "none" not in (job.share.policy, job.share.topology):
             for words in warnings(set(plan.edges), size):
                 self.view.say(f"warning: {words}")
+        for words in crowded(job, world.cards[:size]):
+            self.view.say(f"warning: {words}")
         kind = "resume" if self.choice else "start"
         if self.choice:
             self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
-        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.hosts)
+        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.places)
 
     def _server_options(self) -> str:
         """The options that put env servers where they are now."""

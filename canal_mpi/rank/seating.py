@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
 from canal_mpi.rank import envwire as wire
 from canal_mpi.rank.envport import Port
@@ -32,7 +33,7 @@ def lanes_to(world: World, server: int, games: int) -> int:
 
 
 def lanes_of_agent(world: World, job: Job, spaces: Spaces) -> list[Lane]:
-    """This agent's lanes."""
+    """This agent's lanes; `job` as it is on the agent's host."""
     assert world.comm is not None
     there, games = server_of(world, world.rank), job.train.envs
     room, size = wire.request_size(games), wire.answer_size(spaces, games)
@@ -47,16 +48,17 @@ def lanes_of_agent(world: World, job: Job, spaces: Spaces) -> list[Lane]:
 def server(world: World, job: Job, log_file: Path) -> EnvServer:
     """This rank's server, its workers loaded."""
     assert world.comm is not None
-    games, spaces = job.train.envs, common_spaces(job.tasks, job.task)
+    spaces = common_spaces(job.tasks, job.task)
     mine = agents_of(world, world.rank)
-    pairs = [(a, lane) for a in mine for lane in range(lanes_to(world, world.rank, games))]
-    workers = [Worker(job, log_file) for _ in pairs]
+    jobs = {agent: on_host(job, world.places[agent]) for agent in mine}
+    games = {agent: jobs[agent].train.envs for agent in mine}
+    pairs = [(a, lane) for a in mine for lane in range(lanes_to(world, world.rank, games[a]))]
+    workers = [Worker(jobs[agent], log_file) for agent, _ in pairs]
     for worker in workers:
         worker.ready(lambda: world.watch.beat(world.watch.mine))
     world.watch.progress[world.rank] = Progress("serving")
-    size, room = wire.request_size(games), wire.answer_size(spaces, games)
-    seats = [
-        Seat(agent, Port.of_server(world.comm, agent, lane, size), worker, room)
-        for (agent, lane), worker in zip(pairs, workers, strict=True)
-    ]
+    seats = []
+    for (agent, lane), worker in zip(pairs, workers, strict=True):
+        size, room = wire.request_size(games[agent]), wire.answer_size(spaces, games[agent])
+        seats.append(Seat(agent, Port.of_server(world.comm, agent, lane, size), worker, room))
     return EnvServer(seats, lambda: world.watch.idle(world.lead, "serving"))

@@ -65,6 +65,7 @@ class World:
         self.watch = Watch(self.comm, START_TIMEOUT)
         self.mail = _mail(self.comm, self.watch) if self.comm else None
         self.hosts = [self.host]
+        self.places = [self.host]  # the hosts as they are called in the results: played, or these
         self.cards: Sequence[dict[str, str]] = []
         self.agent = self.rank
         self.agents, self.agents_comm = self.size, self.comm

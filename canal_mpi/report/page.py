@@ -89,12 +89,25 @@ def missing(measured: Measured) -> list[str]:
             f"Agents were evaluated on '{which}' tasks only; forgetting, transfer and time "
             "advantage need --set evaluation.tasks=all."
         )
+    if words := emulation(run):
+        found.append(f"{words}: times are those of the emulation.")
     cap = int(run.setting("evaluation.max_steps", WHOLE_GAME))
     if cap < WHOLE_GAME:
         found.append(
             f"Evaluation episodes were cut after {cap} steps: scores are not those of whole games."
         )
     return found
+
+
+def emulation(run: Run) -> str:
+    """Which devices were only played, in a few words; empty where none was."""
+    agents = run["agents"]
+    slow = agents["speed"] < 1  # NaN in older files: not known to be slow
+    pairs = zip(agents["host"][slow], agents["speed"][slow], strict=True)
+    names = ", ".join(f"{host} at {speed:g} of full speed" for host, speed in pairs)
+    if run.setting("emulate"):
+        return "Hosts were emulated on one machine" + (f" ({names})" if names else "")
+    return f"Slower devices were emulated ({names})" if names else ""
 
 
 def _compared(comparison: Comparison) -> str:

@@ -53,21 +53,30 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
     parts = [run.measures() for run in group.runs]
     found: dict[str, tuple[float, int]] = {"runs": (len(group.runs), 0)}
     for name, measure in parts[0].items():
-        last = measure.dims in (("after_round",), ("value", "low", "high"))
-        pick = -1 if measure.dims == ("after_round",) else 0
-        values = [float(p[name].value[pick]) if last else p[name].overall for p in parts]
-        found[name] = (m.mean(values), measure.sign)
+        found[name] = (m.mean([p[name].single for p in parts]), measure.sign)
     steps = [
         float((r.run["tasks"]["env_steps"] + r.run["tasks"]["probe_steps"]).sum())
         for r in group.runs
     ]
     found["environment steps"] = (m.mean(steps), -1)
+    slowest = [_slowest(r.run) for r in group.runs]
+    found["seconds in tasks, slowest agent"] = (m.mean(slowest), -1)
+    speeds = [float(r.run["agents"]["speed"].min(initial=1)) for r in group.runs]
+    if min(speeds) < 1:
+        found["speed of the slowest emulated device"] = (min(speeds), 0)
     low, high = m.interval(m.interquartile_mean, group.learnt)
     found["IQM right after tasks"] = (m.interquartile_mean(group.learnt), +1)
     found["IQM right after tasks, low"] = (low, 0)
     found["IQM right after tasks, high"] = (high, 0)
     versus = comparison.versus(group)
     return found | {name: (value, 0) for name, value in versus.items()}
+
+
+def _slowest(run: Run) -> float:
+    """Seconds that the slowest agent spent in its tasks."""
+    table = run["tasks"]
+    each = [float(table["seconds"][table["agent"] == agent].sum()) for agent in run.agents]
+    return max(each, default=0.0)
 
 
 def task_rows(measured: Measured) -> Iterator[list[Cell]]:

@@ -214,9 +214,18 @@ def _labels(runs: list[Run]) -> list[str]:
     return labels
 
 
+def mix(emulated: Sequence[str]) -> str:
+    """Emulated hosts in few words, those of a kind counted: `4 nano, 1 xavier`."""
+    kinds = [str(host).partition("@")[0].rstrip("0123456789").rstrip("-") for host in emulated]
+    counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
+    return ", ".join(counts) or "not emulated"
+
+
 def _word(key: str, value: Any) -> str:
     if key == "agents":
         return f"{value} agent{'s' * (value != 1)}"
+    if key == "emulate":
+        return mix(value or [])
     if (key, value) == ("share.policy", "none"):
         return "no sharing"
     name = "share" if key == "share.policy" else key.rpartition(".")[2]

@@ -28,6 +28,13 @@ class Measure:
         """The mean of what is known."""
         return m.mean(self.value)
 
+    @property
+    def single(self) -> float:
+        """One number: the last round's, the value without its interval, or the mean."""
+        if self.dims == ("after_round",):
+            return float(self.value[-1])
+        return float(self.value[0]) if self.dims == ("value", "low", "high") else self.overall
+
 
 @dataclass(frozen=True)
 class Scale:

@@ -43,6 +43,8 @@ def verify(path: Path) -> list[str]:
 def _checks(path: Path, about: Facts) -> Callable[[Facts, Columns], Iterator[str]]:
     if "schema_version" in about:
         return _results
+    if about.get("kind") == "sweep":
+        return _sweep
     if about.get("kind") == "checkpoint" or NAME.fullmatch(path.name):
         return _checkpoint
     return _membuf if about.get("kind") == "membuf" else _finite
@@ -104,6 +106,12 @@ def _had_lessons(about: Facts) -> bool:
         return bool(tomllib.loads(str(about["job"]))["share"]["lessons"])
     except (KeyError, TypeError, ValueError):
         return False
+
+
+def _sweep(about: Facts, columns: Columns) -> Iterator[str]:
+    """sweep.h5: every column has a row for each point; measures may be unknown."""
+    if len({len(column) for column in columns.values()}) != 1:
+        yield "its columns differ in length"
 
 
 def _checkpoint(about: Facts, columns: Columns) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""From one machine to a cluster: hostfiles, launching, checking hosts. Uses no MPI itself."""

@@ -1,0 +1,85 @@
+"""A program for a few ranks: how fast pairs of them talk. Prints one line of JSON on rank 0."""
+
+import json
+import sys
+from collections.abc import Sequence
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from canal_mpi.rank.ending import Stopping
+from canal_mpi.rank.roles import conduct
+from canal_mpi.rank.world import World
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+SIGN = "canal-mpi-links "
+PROBE = 1 << 22  # bytes
+PINGS, PROBES, TAG = 20, 3, 38
+
+
+def mpi_library() -> str:
+    """The MPI library that this environment loads, as in `Open MPI v5.0.11`; nothing if none."""
+    try:
+        import mpi4py
+
+        mpi4py.rc(initialize=False, finalize=False)
+        from mpi4py import MPI
+    except (ImportError, RuntimeError):
+        return ""
+    words = MPI.Get_library_version().replace("\0", "").splitlines()[0]
+    return " ".join(words.split(",")[0].split())
+
+
+def measure(comm: "MPI.Comm", pairs: Sequence[tuple[int, int]]) -> dict[str, list[float]]:
+    """For each pair that begins with this rank: seconds of one way, bytes a second."""
+    mine, found = comm.Get_rank(), {}
+    for one, two in pairs:  # in the same order everywhere, so nobody waits for ever
+        if mine == one:
+            _ping(comm, two, 1)  # the first one opens the connection
+            latency = median(_ping(comm, two, 1) for _ in range(PINGS)) / 2
+            _ping(comm, two, PROBE)
+            rate = PROBE / median(_ping(comm, two, PROBE) for _ in range(PROBES))
+            found[f"{one}-{two}"] = [latency, rate]
+        elif mine == two:
+            for size in [1] * (PINGS + 1) + [PROBE] * (PROBES + 1):
+                comm.Recv(np.empty(size, np.uint8), one, TAG)
+                comm.Send(np.zeros(1, np.uint8), one, TAG)
+    return found
+
+
+def _ping(comm: "MPI.Comm", peer: int, size: int) -> float:
+    """Seconds until a message has been answered by one byte."""
+    data, echo = np.zeros(size, np.uint8), np.empty(1, np.uint8)
+    start = perf_counter()
+    comm.Send(data, peer, TAG)
+    comm.Recv(echo, peer, TAG)
+    return perf_counter() - start
+
+
+def main() -> None:
+    """Measure the pairs named on the command line, as in 0-1,1-2."""
+    pairs = [pair.split("-") for pair in sys.argv[1].split(",")]
+    stopping = Stopping(World())
+    sys.exit(conduct(stopping, lambda: tell(stopping.world, [(int(a), int(b)) for a, b in pairs])))
+
+
+def tell(world: World, pairs: Sequence[tuple[int, int]]) -> None:
+    """Rank 0 prints what all measured."""
+    from canal_mpi.topology.mpimail import deadline  # loads MPI, which World opens first
+
+    assert world.comm is not None, "start this with mpirun"
+    with deadline():
+        found = measure(world.comm, pairs)
+    reports = world.gather(json.dumps(found).encode())
+    if world.rank == 0:
+        rates = {pair: rate for words in reports for pair, rate in json.loads(words).items()}
+        print(f"{SIGN}{json.dumps(rates)}", flush=True)
+    world.finish()
+
+
+if __name__ == "__main__":
+    main()

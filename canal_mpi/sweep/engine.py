@@ -1,0 +1,210 @@
+"""Runs points one after the other, or as many at once as fit; goes on where it was stopped.
+
+A point that is finished is left alone, one that was stopped is resumed, one that breaks is tried
+once more from its start. `Engine.run` returns when nothing is left to do or a signal asked for it.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+from canal_mpi.cluster.launch import Launch, plan_launch
+from canal_mpi.cluster.marker import status_of
+from canal_mpi.cluster.supervise import clean_up, scratch
+from canal_mpi.errors import DirectoryInUse, Stopped
+from canal_mpi.results.runs import locked
+from canal_mpi.sweep.folder import check_same_job, job_file
+from canal_mpi.sweep.grid import Point
+
+EVERY = 0.2  # seconds between two looks
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
+FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
+
+
+@dataclass
+class Work:
+    """A point, its run directory, and how far it is."""
+
+    point: Point
+    folder: Path
+    log: Path
+    status: str = WAITING
+    why: str = ""  # it broke
+    seconds: float = 0.0  # that it took this time
+    begun: float = 0.0
+    anew: bool = False  # whether it was started from its beginning
+    tries: int = 0
+    process: "subprocess.Popen[bytes] | None" = None
+    kept: ExitStack = field(default_factory=ExitStack)
+
+    def look(self) -> None:
+        """See how the run directory is, before anything is started."""
+        check_same_job(self.folder, self.point)
+        done = status_of(self.folder) == FINISHED
+        self.status = FINISHED if done else ELSEWHERE if locked(self.folder) else WAITING
+
+
+class Engine:
+    """Runs points within so many slots; a rank takes one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        points: Sequence[Point],
+        slots: int,
+        tell: Callable[[str, Work], None] = lambda what, work: None,
+    ) -> None:
+        self.folder, self.slots, self.tell = folder, slots, tell
+        logs = folder / "logs"
+        self.works = [Work(p, folder / p.name, logs / f"{p.name}.log") for p in points]
+        self.asked = ""  # why it stops
+
+    def run(self, refresh: Callable[[], None] = lambda: None, limit: float = inf) -> None:
+        """Everything that is not finished yet; `refresh` is called a few times a second.
+
+        After `limit` seconds the ranks save and stop.
+        """
+        end = monotonic() + limit
+        for work in self.works:
+            work.look()
+        before = {number: signal.signal(number, self._note) for number in ASKING}
+        try:
+            while self._left():
+                if monotonic() > end and not self.asked:
+                    self._stop("its time is over (--max-time)", signal.SIGUSR1)
+                self._start_what_fits()
+                for work in self.of(RUNNING):
+                    self._judge(work)
+                for work in self.of(ELSEWHERE):
+                    work.look()
+                refresh()
+                sleep(EVERY)
+        finally:
+            for work in self.of(RUNNING):  # only where something went wrong here
+                self._end(work)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def of(self, *status: str) -> list[Work]:
+        """The points that are so."""
+        return [work for work in self.works if work.status in status]
+
+    def _left(self) -> bool:
+        return bool(self.of(RUNNING) if self.asked else self.of(RUNNING, WAITING, ELSEWHERE))
+
+    def _start_what_fits(self) -> None:
+        for work in self.of(WAITING):
+            if self.asked or (self.of(RUNNING) and not self._fits(work)):
+                return
+            work.look()  # another sweep may have come first
+            if work.status == WAITING:
+                self._start(work)
+
+    def _fits(self, work: Work) -> bool:
+        running = self.of(RUNNING)
+        if work.point.hosts or any(other.point.hosts for other in running):
+            return False  # other hosts do one thing at a time
+        return sum(w.point.ranks for w in running) + work.point.ranks <= self.slots
+
+    def _start(self, work: Work) -> None:
+        resumes = not work.anew and has_begun(work.folder)
+        work.anew, work.tries = not resumes, work.tries + 1
+        launch = command_of(work.point, self.folder, resumes)
+        work.log.parent.mkdir(parents=True, exist_ok=True)
+        temporary = work.kept.enter_context(scratch())
+        work.kept.callback(clean_up, temporary)
+        log = work.kept.enter_context(work.log.open("ab"))
+        log.write(f"{launch}\n".encode())
+        log.flush()
+        work.process = subprocess.Popen(
+            [*_dies_with_us(), *launch.argv],
+            env=launch.environment() | {"TMPDIR": temporary},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
+        )
+        work.begun, work.status = monotonic(), RUNNING
+        self.tell("resumed" if resumes else "started", work)
+
+    def _judge(self, work: Work) -> None:
+        """Whether it has ended, and how; only its run.h5 tells."""
+        assert work.process is not None
+        work.seconds = monotonic() - work.begun
+        if work.process.poll() is None:
+            return
+        work.kept.close()
+        if status_of(work.folder) == FINISHED:
+            work.status = FINISHED
+        elif self.asked or work.process.returncode == Stopped.code:
+            work.status = STOPPED
+        elif work.process.returncode == DirectoryInUse.code:
+            work.status = ELSEWHERE
+        elif work.tries == 1 and not work.anew:
+            work.status, work.anew = WAITING, True
+        else:
+            work.status, work.why = BROKEN, last_words(work.log)
+        self.tell(work.status if work.status != WAITING else "repeated", work)
+
+    def _note(self, number: int, frame: Any) -> None:
+        """The first signal lets the ranks save and stop, the second one ends them."""
+        if not self.asked:
+            self._stop(signal.Signals(number).name, signal.SIGUSR1)
+        elif number != signal.SIGUSR1:
+            self._stop(self.asked, signal.SIGTERM)
+
+    def _stop(self, why: str, number: signal.Signals) -> None:
+        self.asked = why
+        for work in self.of(RUNNING):
+            if work.process is not None:
+                with suppress(ProcessLookupError):
+                    work.process.send_signal(number)
+
+    def _end(self, work: Work) -> None:
+        if work.process is not None:
+            work.process.terminate()
+            work.process.wait()
+        work.kept.close()
+
+
+def command_of(point: Point, folder: Path, resumes: bool) -> Launch:
+    """What starts the run of a point, or goes on with it."""
+    run = folder / point.name
+    what = ["--resume", str(run)]
+    if not resumes:
+        what = ["--job", str(job_file(folder, point)), "--out", str(run), "--force"]
+    return plan_launch(point.ranks, ["train", *what], point.hosts, point.servers)
+
+
+def has_begun(run: Path) -> bool:
+    """Whether there is something to go on with."""
+    return any((run / "checkpoints").glob("agent-*/round-*"))
+
+
+def _dies_with_us() -> list[str]:
+    """A prefix by which mpirun is asked to save and stop should this process be killed."""
+    return [path, "--pdeathsig", "USR1", "--"] if (path := shutil.which("setpriv")) else []
+
+
+def last_words(log: Path) -> str:
+    """The last complaint in a log, or where to look."""
+    try:
+        lines = log.read_text(errors="replace")[-(1 << 16) :].splitlines()
+    except OSError:
+        lines = []
+    said = [line for line in lines if line.startswith("canal-mpi:")]
+    return said[-1].removeprefix("canal-mpi:").strip() if said else f"see {log}"
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,81 @@
+"""How long points will take on this machine: from runs that are finished, or from a short trial."""
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from canal_mpi import config
+from canal_mpi.cluster.marker import status_of
+from canal_mpi.cluster.mpis import program
+from canal_mpi.errors import RankFailed
+from canal_mpi.job import Job
+from canal_mpi.rank.emulate import devices
+from canal_mpi.results.reading import load
+from canal_mpi.sweep.engine import FINISHED, cores
+from canal_mpi.sweep.grid import Point
+
+STEPS = 600  # of the trial
+START = 4.0  # seconds until the first step of a run
+LONGEST = 300.0  # seconds that the trial may take
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one agent needs when it has a core for itself."""
+
+    step: float  # seconds
+    evaluation: float  # seconds after a task
+
+
+def seconds_of_all(points: Sequence[Point]) -> dict[str, float]:
+    """At most so long takes each point; one agent plays a little to find out."""
+    pace = pace_of(points[0].job)
+    return {point.name: seconds_of(point, pace) for point in points}
+
+
+def pace_of(job: Job) -> Pace:
+    """Measured: one agent plays a part of its first task."""
+    frames = min(STEPS, job.train.frames)
+    short = replace(job, emulate=(), train=replace(job.train, frames=frames, rounds=1))
+    with TemporaryDirectory(prefix="canal-") as folder:
+        run, file = Path(folder) / "trial", Path(folder) / "job.toml"
+        file.write_text(config.to_toml(short), encoding="utf-8")
+        command = [*program(), "train", "-q", "--job", str(file), "--out", str(run)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        if done.returncode:
+            raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
+        tasks = load(run)["tasks"]
+    evaluation = float(tasks["evaluate_seconds"].sum())
+    return Pace((float(tasks["seconds"].sum()) - evaluation) / frames, evaluation)
+
+
+def seconds_of(point: Point, pace: Pace) -> float:
+    """At most so long: as if every task were played from scratch, on the slowest device."""
+    job = point.job
+    rounds = job.train.rounds or len(job.tasks)
+    crowd = max(point.ranks / cores(), 1.0) if not point.hosts else 1.0
+    slowest = min(device.speed for device in devices(job, ["here"] * point.ranks))
+    each = pace.step * job.train.frames + pace.evaluation
+    return START + rounds * each * max(crowd, 1 / slowest)
+
+
+def finished_seconds(folder: Path, points: Sequence[Point]) -> dict[str, float]:
+    """How long the points that are finished took."""
+    found = {}
+    for point in points:
+        if status_of(folder / point.name) == FINISHED:
+            tasks = load(folder / point.name)["tasks"]
+            each = [tasks["seconds"][tasks["agent"] == a].sum() for a in set(tasks["agent"])]
+            found[point.name] = START + float(max(each))
+    return found
+
+
+def together(points: Sequence[Point], seconds: Sequence[float], slots: int) -> float:
+    """How long points take within so many slots."""
+    share = [
+        s * (1.0 if p.hosts else min(p.ranks / slots, 1.0))
+        for p, s in zip(points, seconds, strict=True)
+    ]
+    return max(sum(share), *seconds) if seconds else 0.0

@@ -1,0 +1,83 @@
+"""The folder of a sweep: its points in `sweep.json` and `jobs/`, a run directory for each.
+
+Everything that goes on with a sweep, or starts one point of it on another node, reads these files;
+what they say is checked before it is used.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from canal_mpi import config
+from canal_mpi.cluster.hostfile import MOST_RANKS, Host, parse_hosts
+from canal_mpi.cluster.marker import status_of
+from canal_mpi.errors import CanalError, DamagedData, UsageError
+from canal_mpi.results.files import NAME, write_whole
+from canal_mpi.sweep.grid import Point
+
+LARGEST = 1 << 26  # bytes of sweep.json
+
+
+def save(folder: Path, points: Sequence[Point]) -> None:
+    """Write down what the sweep is; runs of other jobs that are there already are refused."""
+    for point in points:
+        check_same_job(folder / point.name, point)
+    for point in points:
+        text = config.to_toml(point.job, explain=True)
+        write_whole(job_file(folder, point), text.encode())
+    facts = {"points": [_facts(point) for point in points]}
+    write_whole(folder / "sweep.json", json.dumps(facts, indent=1).encode())
+
+
+def job_file(folder: Path, point: Point) -> Path:
+    """Where the job of a point is."""
+    return folder / "jobs" / f"{point.name}.toml"
+
+
+def _facts(point: Point) -> dict[str, Any]:
+    return {
+        "name": point.name,
+        "ranks": point.ranks,
+        "servers": point.servers,
+        "settings": point.settings,
+        "hosts": [f"{h.name} {h.ranks}{' env-server' * h.serves}" for h in point.hosts],
+    }
+
+
+def load_points(folder: Path) -> list[Point]:
+    """The points of a sweep that was started here before."""
+    path = folder / "sweep.json"
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no sweep: there is no sweep.json in it.")
+    try:
+        facts = json.loads(path.read_bytes()[:LARGEST])
+        return [_read(folder, entry) for entry in facts["points"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
+
+
+def _read(folder: Path, entry: dict[str, Any]) -> Point:
+    name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
+    if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
+        raise ValueError(f"the point '{name[:80]}' with {ranks} ranks")
+    settings = {str(axis): str(label) for axis, label in entry["settings"].items()}
+    lines = [str(line) for line in entry["hosts"]]
+    hosts = tuple(parse_hosts("\n".join(lines), "sweep.json")) if lines else tuple[Host, ...]()
+    text = (folder / "jobs" / f"{name}.toml").read_text(encoding="utf-8")
+    return Point(name, config.from_toml(text), ranks, settings, servers, hosts)
+
+
+def check_same_job(run: Path, point: Point) -> None:
+    """Refuse to go on with a run of another job; UsageError says what differs."""
+    try:
+        there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
+    except (OSError, CanalError, UnicodeDecodeError):
+        return  # nothing that could be gone on with
+    odd = config.differences(there, point.job)
+    if odd and status_of(run) not in ("missing", "damaged"):
+        key, (before, now) = next(iter(odd.items()))
+        raise UsageError(
+            f"{run} is a run of another job ({key}: {before!r} there, {now!r} here); "
+            "name another --out, or remove it."
+        )

@@ -1,0 +1,134 @@
+"""What the doctor makes of what hosts say."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from launch import run
+
+from canal_mpi.cluster.check import look
+from canal_mpi.cluster.doctor import Patient, hear, neighbours
+from canal_mpi.cluster.findings import Report, findings, row, size, slow_links, table
+from canal_mpi.cluster.hostfile import parse_hosts
+from canal_mpi.cluster.launch import Launch
+from canal_mpi.config import resolve
+
+FACTS = {
+    "host": "nano-1",
+    "machine": "aarch64",
+    "python": "3.11.2",
+    "canal-mpi": "0.1.0 abc",
+    "torch": "2.9.0",
+    "mpi": "Open MPI v5.0.11",
+    "ale-py": "0.12.1",
+    "games": 10,
+    "cuda": "torch was built without it",
+    "cores": 4,
+    "memory": 2 << 30,
+    "disk": 1 << 30,
+}
+
+
+def report(**changes: object) -> Report:
+    return Report("nano-1", 1, FACTS | changes)
+
+
+def test_a_host_like_this_one_is_well() -> None:
+    assert findings(report(python="3.11.9"), FACTS) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("python", "3.12.2"),
+        ("canal-mpi", "0.1.0 abd"),
+        ("torch", "2.8.0"),
+        ("mpi", "MPICH Version: 5.0.2"),
+        ("mpi", ""),
+        ("ale-py", "0.11"),
+    ],
+)
+def test_another_version_is_found_and_has_a_remedy(name: str, value: str) -> None:
+    (words,) = findings(report(**{name: value}), FACTS)
+    assert words.startswith(f"{name} is {value or 'missing'}, here it is {FACTS[name]}: ")
+
+
+def test_room_and_clock_and_cuda_are_looked_at() -> None:
+    ill = replace(report(), needs_disk=1 << 40, needs_memory=1 << 40, needs_cuda=True, offset=-90.0)
+    words = findings(ill, FACTS)
+    assert [w.split()[0] for w in words] == ["1.1", "2.1", "CUDA", "its"]
+    assert "its clock is 90 s behind: " in words[3]
+
+
+def test_what_could_not_be_found_out_is_a_finding() -> None:
+    (words,) = findings(report(games={"trouble": "OSError: no ROM"}), FACTS)
+    assert words == "games: OSError: no ROM"
+    assert findings(Report("a", 1, silence="a does not answer"), FACTS) == ["a does not answer"]
+
+
+def test_the_table_has_a_line_a_host_also_for_silent_ones() -> None:
+    lines = table([row(report(games={"trouble": "x"})), row(Report("delta", 2, silence="down"))])
+    assert lines[1].split()[:3] == ["nano-1", "1", "aarch64"] and " ?  " in lines[1]
+    assert lines[2].split() == ["delta", "2", "silent"]
+
+
+def test_sizes_and_slow_links_are_readable() -> None:
+    assert [size(n) for n in (5, 2300, 6_100_000, 61e9, 2e12)] == [
+        "5 B",
+        "2.3 kB",
+        "6.1 MB",
+        "61 GB",
+        "2.0 TB",
+    ]
+    assert slow_links({("a", "b"): [0.01, 2e5], ("a", "c"): [0.01, 2e7]})[0].startswith("a to b")
+
+
+def test_neighbours_are_pairs_of_hosts_in_the_topology() -> None:
+    hosts = tuple(parse_hosts("a 2\nb\nc\nx env-server", "file"))
+    job = resolve({"share.topology": "line"}, None, {})
+    assert neighbours(Patient(job, Path("runs"), hosts)) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
+
+
+def test_the_check_looks_at_this_host(tmp_path: Path) -> None:
+    facts = look(tmp_path / "not" / "there", ["Krull"])
+    assert facts["games"] == 1 and facts["disk"] > 0 and facts["memory"] > 0
+    assert isinstance(facts["canal-mpi"], str) and isinstance(facts["cuda"], str)
+    assert "trouble" in look(tmp_path, ["NoSuchGame"])["games"]
+
+
+def test_an_answer_that_does_not_come_is_told() -> None:
+    slow = Launch([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert "no answer within 1 s" in hear(slow, "sign ", 1.0).trouble
+    dead = Launch([sys.executable, "-c", "raise SystemExit('no module')"])
+    assert hear(dead, "sign ", 30.0).trouble == "no module"
+    assert hear(Launch([sys.executable, "-c", "print('sign [')"]), "sign ", 30.0).facts is None
+
+
+@pytest.mark.mpi
+def test_one_machine_is_fit_to_run(mpi: str, tmp_path: Path) -> None:
+    result = run(["canal-mpi", "doctor", "--job", "smoke", "--out", str(tmp_path)], mpi)
+    assert result.code == 0, result.out + result.err
+    assert "Fit to run." in result.out and "a rank to another one here" in result.out
+
+
+def test_one_machine_without_mpi_is_fit_for_one_agent(tmp_path: Path) -> None:
+    """A Python of its own, without an mpirun beside it or on the PATH."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    site = 'import sys; sys.path[:] = {!r}; sys.executable = {!r}; sys.argv = ["x", "doctor", '
+    site += '"--job", "smoke"]; from canal_mpi.cli import run; sys.exit(run())'
+    program = site.format(sys.path, str(python))
+    python.symlink_to(sys.executable)
+    paths = {"PATH": "/nowhere", "PYTHONPATH": ":".join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=paths,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: no mpirun here: one agent can train" in done.stdout

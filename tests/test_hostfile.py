@@ -1,0 +1,88 @@
+"""One description of hosts, read from three ways of writing it, written in two."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launch import ROOT
+
+from canal_mpi.cluster.hostfile import Host, convert, parse_hosts, read_hosts, total
+from canal_mpi.errors import UsageError
+
+DESCRIPTIONS = sorted((ROOT / "hostfiles").glob("*.hosts"))
+
+
+@pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
+def test_the_hostfiles_that_lie_here_are_those_of_their_description(path: Path, kind: str) -> None:
+    made = path.with_suffix(f".{kind}").read_text()
+    assert made == convert(path.read_text(), str(path), kind)
+    plain = [(host.name, host.ranks) for host in read_hosts(path)]
+    assert [(host.name, host.ranks) for host in parse_hosts(made, "made")] == plain
+
+
+def test_no_hostfile_is_without_its_description() -> None:
+    made = {path.stem for kind in ("openmpi", "mpich") for path in ROOT.glob(f"hostfiles/*.{kind}")}
+    assert made == {path.stem for path in DESCRIPTIONS}
+    assert {"laptop", "nano5", "xavier1", "nano4-xavier1", "nano3-xavier2", "x86-2"} <= made
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("a\nb 2 # two\n\n# nothing", [Host("a"), Host("b", 2)]),
+        ("a slots=3 max_slots=4", [Host("a", 3)]),
+        ("a:3\nb:1", [Host("a", 3), Host("b")]),
+        ("n-[08-10] 2", [Host("n-08", 2), Host("n-09", 2), Host("n-10", 2)]),
+        ("n[1-2].lab", [Host("n1.lab"), Host("n2.lab")]),
+        ("a\nx 2 env-server", [Host("a"), Host("x", 2, True)]),
+    ],
+)
+def test_hosts_are_read_from_every_syntax(text: str, hosts: list[Host]) -> None:
+    assert parse_hosts(text, "file") == hosts
+
+
+def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
+    hosts = parse_hosts("a 3\nx 2 env-server", "file")
+    assert (total(hosts), total(hosts, serving=True)) == (5, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "names no host"),
+        ("a\na", "host a is there twice"),
+        ("a two", "line 1: 'two' is not understood"),
+        ("a env-sever", "did you mean 'env-server'"),
+        ("a 0", "1 to 4096 ranks"),
+        ("a 1 2", "1 to 4096 ranks"),
+        ("a:b", "1 to 4096 ranks"),
+        ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no name of a host"),
+        ("n-[3-1]", "the range must go up"),
+        ("x env-server\na", "come last; move x down"),
+        ("x env-server", "no agent would be left"),
+    ],
+)
+def test_a_wrong_line_is_named_with_what_was_expected(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words.replace("[", r"\[")):
+        parse_hosts(text, "file")
+
+
+def test_a_file_that_is_missing_or_no_text_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be read: No such file"):
+        read_hosts(tmp_path / "none")
+    (tmp_path / "odd").write_bytes(b"\xff\xfe\0")
+    with pytest.raises(UsageError, match="it is not text"):
+        read_hosts(tmp_path / "odd")
+
+
+@given(st.text(max_size=60))
+def test_any_text_gives_hosts_or_a_usage_error(text: str) -> None:
+    try:
+        hosts = parse_hosts(text, "file")
+    except UsageError:
+        return
+    for kind in ("openmpi", "mpich"):
+        again = parse_hosts(convert(text, "file", kind), "file")
+        assert [(h.name, h.ranks) for h in again] == [(h.name, h.ranks) for h in hosts]
