@@ -44,7 +44,14 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_help_names_the_commands_and_the_exit_codes(flag: str) -> None:
     result = run(flag)
     assert result.exit_code == 0
-    for words in ("train", "config", "mpirun -np 5", "Exit codes: 0 done, 2 usage", "73"):
+    for words in (
+        "train",
+        "config",
+        "mpirun -np 5",
+        "Exit codes: 0 done, 1 doctor",
+        "2 usage",
+        "73",
+    ):
         assert words in result.output
 
 

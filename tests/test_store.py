@@ -114,6 +114,8 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
     assert volatile == seconds | {f"relays/{name}" for name in TABLES["relays"]} | {
         "agents/rank",
         "agents/host",
+        "agents/device",
+        "agents/threads",
         "agents/machine",
         "exchange/bytes",
     }
