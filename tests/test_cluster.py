@@ -15,7 +15,7 @@ from canal_mpi.cluster.marker import status_of
 
 pytestmark = pytest.mark.root
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
-SHORT = ("--job", "quick", "--frames", "40", "--set", "train.rounds=3", *LAZY)
+SHORT = ("--job", "quick", "--frames", "40", "--set", "train.rounds=2", *LAZY)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 

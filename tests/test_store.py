@@ -115,6 +115,8 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
     assert volatile == seconds | tables | {
         "agents/rank",
         "agents/host",
+        "agents/device",
+        "agents/threads",
         "agents/machine",
         "agents/device",
         "agents/threads",

@@ -75,8 +75,10 @@ def tell(world: World, pairs: Sequence[tuple[int, int]]) -> None:
     with deadline():
         found = measure(world.comm, pairs)
     reports = world.gather(json.dumps(found).encode())
-    if world.rank == 0:
-        rates = {pair: rate for words in reports for pair, rate in json.loads(words).items()}
+    if world.leads:
+        rates = {
+            pair: rate for words in reports.values() for pair, rate in json.loads(words).items()
+        }
         print(f"{SIGN}{json.dumps(rates)}", flush=True)
     world.finish()
 

@@ -354,7 +354,7 @@ class Run:
             speed=self.devices[world.rank].speed,
         )
         on_cpu = str(getattr(agent.learner, "device", "")) == "cpu"
-        if on_cpu and job.learn.device == "auto" and world.hosts.index(world.host) == world.rank:
+        if on_cpu and job.learn.device == "auto" and world.speaks_for_host():
             complain(f"warning: {world.host} computes on its CPU; its log says why.", 0)
         return agent
 
