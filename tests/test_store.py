@@ -118,8 +118,6 @@ def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> No
         "agents/device",
         "agents/threads",
         "agents/machine",
-        "agents/device",
-        "agents/threads",
         "agents/speed",
         "exchange/bytes",
     }

@@ -19,6 +19,7 @@ from canal_mpi.rank.launcher import detect
 OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
 ASKING = 60.0  # seconds to ask another host
+DONE = ("finished", "degraded")  # the latter: with --ft, without those that died
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _really_done(wish: Wish, say: Callable[[str], None]) -> int:
     if wish.folder is None:
         return 0
     status = _status(wish, wish.folder)
-    if status == "finished":
+    if status in DONE:
         return 0
     say(
         f"mpirun ended without an error, but {wish.folder}/run.h5 is {status}, not finished: "
@@ -74,7 +75,7 @@ def _status(wish: Wish, folder: Path) -> str:
     """What run.h5 says; rank 0 wrote it, perhaps on another host's disk."""
     here = status_of(folder)
     first = wish.hosts[0].name if wish.hosts else "localhost"
-    if here == "finished" or first in ("localhost", socket.gethostname()):
+    if here in DONE or first in ("localhost", socket.gethostname()):
         return here
     ask = [sys.executable, "-m", "canal_mpi.cluster.marker"]
     there = plan_launch(1, [str(folder)], [Host(first)], network=wish.network, command=ask)
