@@ -244,7 +244,7 @@ def test_a_slow_answer_is_waited_for(tmp_path: Path) -> None:
     lane = Lane(Wire(answered, asked), "there", 100, lambda peer, what: None, 30)  # type: ignore[arg-type]
     for pause in (0.0, 0.002, 0.05, 0.0):
         lane.ask(b"request")
-        threading.Timer(pause, answered.put, [b"answer"]).start()
         start = time.monotonic()
+        threading.Timer(pause, answered.put, [b"answer"]).start()
         assert lane.answer("something") == b"answer"
         assert time.monotonic() - start >= pause * 0.5
