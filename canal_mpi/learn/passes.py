@@ -66,7 +66,7 @@ class Plain:
 class ByHand:
     """Mlps in a row and a linear head on the CPU: the same numbers, without autograd.
 
-    Every call of torch or NumPy costs some microseconds here, most of all between two games of an
+    Every call of torch or NumPy costs some microseconds here, most of all between two steps of an
     emulator, when the caches are cold: what can be made once is made in the constructor.
     """
 
@@ -149,7 +149,8 @@ class ByHand:
     def act(self, obs: Array) -> Array:
         """Values of a few states."""
         if len(obs) > 1:
-            many: Array = self.values(torch.from_numpy(obs)).numpy().copy()
+            aligned = torch.from_numpy(obs).clone()  # always in the same way, for the same bits
+            many: Array = self.values(aligned).numpy().copy()
             return many
         state = obs[0] * np.float32(self.factors[0])
         for k, (weight, bias) in enumerate(self._arrays):
