@@ -5,11 +5,13 @@ posted, and rank 0 writes them when it comes by. At the end it gathers them all 
 With --ft everybody keeps everybody's rows, so that whoever is left can write them.
 """
 
+import struct
 from pathlib import Path
 
 import numpy as np
 
 from canal_mpi.columns import decode, encode
+from canal_mpi.errors import DamagedData
 from canal_mpi.log import logger
 from canal_mpi.rank.live import View
 from canal_mpi.rank.world import HISTORY, ROWS, World
@@ -19,6 +21,8 @@ from canal_mpi.results.store import Store
 from canal_mpi.schema import ROWS_LIMIT, Rows
 from canal_mpi.state import inside, under
 from canal_mpi.types import Columns
+
+NUMBER = struct.Struct("<i")  # the round, in front of rows that are posted
 
 
 class Collector(Rows):
@@ -61,7 +65,7 @@ class Collector(Rows):
         writers = world.alive[: world.agents] if world.ft else [world.lead]
         for peer in writers:
             if peer != world.rank and peer < world.agents and world.mail is not None:
-                world.mail.post(rows, peer, ROWS)
+                world.mail.post(NUMBER.pack(round_) + rows, peer, ROWS)
         if self.store is None:
             return
         self.store.append(decode(rows, ROWS_LIMIT), world.rank)
@@ -79,10 +83,13 @@ class Collector(Rows):
             return  # nothing may come between this rank and its checkpoint
         self._busy = True  # waiting for a message calls the watch, and that this
         while (rank := mail.waiting(ROWS)) >= 0:
-            message = mail.collect(rank, ROWS, ROWS_LIMIT, "the gathering")
-            self._keep(rank, bytes(message))
+            message = bytes(mail.collect(rank, ROWS, ROWS_LIMIT, "the gathering"))
+            if len(message) < NUMBER.size:
+                raise DamagedData(f"agent {rank} posted {len(message)} bytes as its rows")
+            round_, rows = NUMBER.unpack_from(message)[0], message[NUMBER.size :]
+            self._keep(rank, round_, rows)
             if store is not None:
-                store.append(decode(message, ROWS_LIMIT), rank)
+                store.append(decode(rows, ROWS_LIMIT), rank)
                 found = True
         self._busy = False
         if found and store is not None:
@@ -97,23 +104,22 @@ class Collector(Rows):
             for rank, message in messages.items():
                 self.store.append(decode(message, ROWS_LIMIT), rank)
             self.store.write("running")
-        self._agree(messages)  # nobody goes on before the round is safe
+        self._agree(round_, messages)  # nobody goes on before the round is safe
         if self.store is not None and self.view is not None:
             self.view.round_done(round_, self.store)
 
-    def _agree(self, messages: dict[int, bytes]) -> None:
+    def _agree(self, round_: int, messages: dict[int, bytes]) -> None:
         """Go on together; with --ft everybody keeps what was gathered."""
         told = {str(rank): np.frombuffer(rows, np.uint8) for rank, rows in messages.items()}
         words = encode(told if self.world.ft else {})
         answer = decode(self.world.broadcast(words, self.world.agents), ROWS_LIMIT)
         for rank, rows in answer.items():
-            self._keep(int(rank), rows.tobytes())
+            self._keep(int(rank), round_, rows.tobytes())
 
-    def _keep(self, agent: int, rows: bytes) -> None:
-        """Rows of an agent that may die later."""
+    def _keep(self, agent: int, round_: int, rows: bytes) -> None:
+        """Rows of an agent that may die later; a round that is done again replaces them."""
         if self.world.ft:
-            past = self._known.setdefault(agent, {})
-            past[len(past)] = rows
+            self._known.setdefault(agent, {})[round_] = rows
 
     def state(self) -> Columns:
         """All rows of this agent, so that run.h5 can be made again from the agents alone."""
