@@ -38,9 +38,10 @@ from canal_mpi.learn.losses import imitation
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.membuf.segments import CHOOSERS, choose
-from canal_mpi.rank import build, roles
+from canal_mpi.rank import build, neighbours
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.speed import PACKING
+from canal_mpi.rank.world import World
 from canal_mpi.topology.desk import Terms
 from canal_mpi.topology.link import ThreadLink
 from canal_mpi.types import GRADIENTS, LAST, LIFE, WEIGHTS, Array, Batch, Columns, Offer
@@ -687,21 +688,16 @@ def test_whether_lessons_are_packed_is_handed_to_the_agent(packs: bool) -> None:
 def test_lessons_are_packed_always_never_or_where_the_link_is_slow(
     pack: str, link: float, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "slowest_link", lambda world: link)
-    assert _roles_run(share__pack=pack)._packs() == packs
+    monkeypatch.setattr(neighbours, "slowest_link", lambda world: link)
+    assert neighbours.packs(*_two_agents(share__pack=pack)) == packs
 
 
-def _roles_run(**settings: Any) -> roles.Run:
-    """A rank's run that knows its plan, for two agents that hear each other."""
-    run = roles.Run.__new__(roles.Run)
-    edges = [(0, 1), (1, 0)]
-    run.plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
-    watch = SimpleNamespace(idle=None)
-    run.world, run.number = (
-        cast(Any, SimpleNamespace(agents_comm=object(), agents=2, watch=watch, ft=False)),
-        0,
-    )
-    return run
+def _two_agents(**settings: Any) -> tuple[World, Plan]:
+    """A world of two agents that hear each other, and their plan."""
+    edges, watch = [(0, 1), (1, 0)], SimpleNamespace(idle=None)
+    plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
+    world = SimpleNamespace(agents_comm=object(), agents=2, agent=0, watch=watch, ft=False)
+    return cast(World, world), plan
 
 
 def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Terms:
@@ -709,7 +705,7 @@ def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Terms:
     given: list[Terms] = []
     fake = SimpleNamespace(MpiLink=lambda *args, **_: given.append(args[-1]))  # MPI stays unloaded
     monkeypatch.setitem(sys.modules, "canal_mpi.topology.mpilink", fake)
-    _roles_run(**settings)._link()
+    neighbours.link_of(*_two_agents(**settings))
     return given[0]
 
 

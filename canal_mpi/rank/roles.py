@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -11,29 +10,23 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from canal_mpi import __version__, config, log, seeding
+from canal_mpi import config, log
 from canal_mpi.errors import CanalError, Stopped, StorageError, UsageError
 from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
 from canal_mpi.log import logger
-from canal_mpi.rank import regroup, resume, signals
-from canal_mpi.rank.emulate import devices, told
+from canal_mpi.rank import neighbours, regroup, resume, signals, words
+from canal_mpi.rank.emulate import devices
 from canal_mpi.rank.ending import Stopping, complain, end_together, fall, interrupted, log_hint, who
 from canal_mpi.rank.live import View
-from canal_mpi.rank.places import check_checkpoint, crowded
+from canal_mpi.rank.places import check_checkpoint
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
-from canal_mpi.rank.speed import PACKING, slowest_link
 from canal_mpi.rank.throttle import pace
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
-from canal_mpi.topology.desk import Terms
-from canal_mpi.topology.link import SoloLink
-from canal_mpi.topology.offers import pack_offers, unpack_offers
-from canal_mpi.topology.reach import warnings
-from canal_mpi.types import EnvMaker, Link, Spaces
+from canal_mpi.types import EnvMaker, Spaces
 
-HEADS = 1 << 16  # what a message takes beside its arrays
 DEFERENCE = 0.3  # seconds: MPI fails where another rank has died, whose witness may speak first
 
 
@@ -68,8 +61,8 @@ def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0)
             traceback.print_exc()
         if type(error).__module__.startswith("mpi4py"):
             sleep(DEFERENCE)
-        words = f"{who(world)} failed: {type(error).__name__}: {error}"
-        return fall(world, f"{words}{log_hint()}{stopping.hint}", 70)
+        trouble = f"{who(world)} failed: {type(error).__name__}: {error}"
+        return fall(world, f"{trouble}{log_hint()}{stopping.hint}", 70)
     return 0
 
 
@@ -147,9 +140,9 @@ class Run:
     def _learn(self, agent: Any) -> None:
         """An agent's life."""
         world = self.world
-        before = self._stock(agent) if self.plan.job.share.lessons else 0
+        before = neighbours.stock(world, self.plan, agent) if self.plan.job.share.lessons else 0
         if world.leads and not self._faults:
-            self._greet(agent.replay.nbytes, agent.memory.nbytes, before)
+            self._greet((agent.replay.nbytes, agent.memory.nbytes), before)
         world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
         if self.choice and self.choice.round:
@@ -159,7 +152,7 @@ class Run:
             self.sink.rejoin()
         else:
             self.sink.flush(0)
-        self.stopping.allow(self._resume_command(), self.request.max_time)
+        self.stopping.allow(words.resume_command(world, self.plan.folder), self.request.max_time)
         agent.run()
         agent.sharing.link.settle()
         if world.agents < world.size:
@@ -237,14 +230,6 @@ class Run:
             self.view.done_before = (self.choice.round - 1) * len(self.choice.marks)
         logger.info("resumed in round %d from %s", self.choice.round, self.choice.marks)
 
-    def _resume_command(self) -> str:
-        words = shlex.quote(_short_path(self.plan.folder))
-        return f"{self._launch()}canal-mpi train --resume {words}{self._server_options()}"
-
-    def _launch(self) -> str:
-        """What this program was started with, in front of its own name."""
-        return f"mpirun -np {self.world.size} " if self.world.launcher else ""
-
     def _mark(self, status: str, why: str) -> None:
         """Let the files say that the run is not over, and why."""
         try:
@@ -259,8 +244,8 @@ class Run:
         job, folder = self.plan.job, self.plan.folder
         if self.choice:
             resume.clean_up(self.world, folder, self.choice)
-            for words in self.choice.damaged if self.world.leads else ():
-                complain(f"warning: {words} An older checkpoint is used.", 0)
+            for flaw in self.choice.damaged if self.world.leads else ():
+                complain(f"warning: {flaw} An older checkpoint is used.", 0)
         elif self.world.leads:
             self.directory = RunDirectory(folder)
             rows = min(job.train.frames, job.share.rows)
@@ -323,14 +308,14 @@ class Run:
         self.sink = sink = Collector(world, folder, self.number, store, view, free, known)
         beat = self._beat
         order = plan.orders[world.rank]
-        peers, packs = partial(plan.peers, self.number), self._packs()
+        peers, packs = partial(plan.peers, self.number), neighbours.packs(world, plan)
         envs = build.env_maker if world.agents == world.size else self._remote
         try:
             agent = build.agent(
                 job,
                 self.number,
                 order,
-                self._link(),
+                neighbours.link_of(world, plan),
                 sink,
                 beat,
                 peers,
@@ -396,45 +381,6 @@ class Run:
 
         return Checkpoints(plan.folder, about, settings, stopping, signals.hurry)
 
-    def _link(self) -> Link:
-        share, comm = self.plan.job.share, self.world.agents_comm
-        shares = self.world.agents > 1 and (self.plan.edges or share.lessons)
-        if comm is None or not shares:
-            return SoloLink(self.number)
-        from canal_mpi.topology.mpilink import MpiLink
-
-        held = share.hold_mb << 20
-        terms = Terms(share.free, share.relay, share.patience, held, self.plan.job.tasks)
-        limit = (share.limit_mb << 20) + HEADS
-        edges, idle = set(self.plan.edges), self.world.watch.idle
-        return MpiLink(comm, edges, idle, limit, terms, plain=self.world.ft)
-
-    def _stock(self, agent: Any) -> int:
-        """Offer the lessons of an earlier run, which rank 0 reads; how many there are."""
-        from canal_mpi.results.lessons import earlier_lessons
-
-        job, spaces, link, found = self.plan.job, agent.replay.spaces, agent.sharing.link, []
-        if self.world.leads:
-            share = job.share
-            found = earlier_lessons(share.lessons, job.tasks, spaces, share.limit_mb << 20)
-        rng = seeding.stream(job.seed, self.number, "", "lessons")
-        told = []
-        for lesson, _ in found:
-            embedding = agent.sharing.embedding(lesson.rows, rng)
-            told.append(replace(lesson.offer, embedding=embedding))
-            self.world.watch.beat(self.world.watch.mine)
-        offers = unpack_offers(self.world.broadcast(pack_offers(told), self.world.agents))
-        lessons = {lesson.offer.key: data for lesson, data in found}
-        link.stock(offers, lessons, self.world.lead if self.world.size > 1 else self.number)
-        return len(offers)
-
-    def _packs(self) -> bool:
-        """Whether lessons are packed: where that is faster than sending them as they are."""
-        share = self.plan.job.share
-        if share.pack != "auto" or not self.plan.edges:
-            return share.pack == "always"
-        return slowest_link(self.world) < PACKING
-
     def _beat(self, progress: Any) -> None:
         self.world.watch.progress[self.world.rank] = progress
         if self.world.witness and progress.round != self._told:
@@ -464,51 +410,16 @@ class Run:
         if self.world.leads or self.world.ft:
             self.sink.write_arrived()
 
-    def _greet(self, replay_bytes: int, memory_bytes: int, before: int) -> None:
-        """The first lines: what runs, where, and what it costs."""
-        plan, job, world = self.plan, self.plan.job, self.world
-        size, hosts = world.agents, len(set(world.places))
-        emulated = "emulated " * bool(job.emulate)
-        slow = f" ({words} of full speed)" if (words := told(self.devices)) else ""
-        sharing = "no sharing"
-        if plan.edges or before:
-            sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
-        sharing += f", {before} lessons of {job.share.lessons}" if before else ""
-        self.view.say(
-            f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-            f"{hosts} {emulated}host{'s' * (hosts > 1)}{slow}{self._servers_named()} · {sharing} · "
-            f"seed {job.seed} · "
-            f"{len(plan.orders[0])} tasks × {job.train.frames:,} steps · "
-            f"replay {replay_bytes / 1e6:.0f} MB and memory {memory_bytes / 1e6:.0f} MB an agent · "
-            f"{plan.folder}"
-        )
-        file = self.request.job_file
-        job_flag = f" --job {shlex.quote(file)}" if file else ""
-        if world.launcher is None:
-            self.view.say(
-                f"One agent (agent {self.number}), no sharing; five that share: "
-                f"mpirun -np 5 canal-mpi train{job_flag}"
-            )
-        if "none" not in (job.share.policy, job.share.topology):
-            for words in warnings(set(plan.edges), size):
-                self.view.say(f"warning: {words}")
-        for words in crowded(job, world.cards[:size]):
-            self.view.say(f"warning: {words}")
-        kind = "resume" if self.choice else "start"
+    def _greet(self, room: tuple[int, int], before: int) -> None:
+        """The first lines."""
+        world, plan, view = self.world, self.plan, self.view
+        view.say(words.greeting(world, plan, self.devices, room, before))
+        for line in words.remarks(world, plan, self.request):
+            view.say(line)
         if self.choice:
-            self.view.say(f"Resumed in round {max(self.choice.round, 1)}.")
-        self.view.event(kind, agents=size, job=job.name, seed=job.seed, hosts=world.places)
-
-    def _server_options(self) -> str:
-        """The options that put env servers where they are now."""
-        ranks = self.world.ranks[self.world.agents :]
-        return "".join(f" --env-server-rank {rank}" for rank in ranks)
-
-    def _servers_named(self) -> str:
-        """Where the environments run, if not with the agents."""
-        names = [name.removesuffix(" (env server)") for name in self.world.watch.names]
-        there = " and ".join(names[self.world.agents :])
-        return f" · environments on {there}" if there else ""
+            view.say(f"Resumed in round {max(self.choice.round, 1)}.")
+        kind, job = "resume" if self.choice else "start", plan.job
+        view.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=world.places)
 
     def _close_results(self) -> None:
         self.store.write(self.store.end)
@@ -516,17 +427,7 @@ class Run:
         self.view.event(self.store.end)
         job = self.plan.job
         self.view.ending(self.store, job.train.frames, job.evaluation.max_steps)
-        folder = _short_path(self.plan.folder)
-        again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}"
-        again += self._server_options()
-        sharing = bool(self.plan.edges)
-        many = max(5, self.world.size) if self._server_options() else 5
-        five = f"mpirun -np {many} {again} --share exact"
-        other = f"{self._launch()}{again} --share none" if sharing else five
-        self.view.say(
-            f"Results: {folder}/run.h5\nNext:\n"
-            f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
-        )
+        self.view.say(words.next_steps(self.world, self.plan))
 
 
 def _resumes(folder: Path) -> int:
@@ -536,9 +437,3 @@ def _resumes(folder: Path) -> int:
     except (OSError, UnicodeDecodeError):
         return 0
     return sum('"event": "resume"' in line for line in lines)
-
-
-def _short_path(path: Path) -> str:
-    """A path as one would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
