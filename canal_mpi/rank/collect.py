@@ -160,6 +160,15 @@ class Collector(Rows):
             self.store.write("running")
         self.world.broadcast(b"written", self.world.agents)
 
+    def finished(self, agent: int) -> dict[int, str]:
+        """With --ft: the tasks that an agent had finished, by round."""
+        found: dict[int, str] = {}
+        for rows in self._known.get(agent, {}).values():
+            columns = decode(rows, ROWS_LIMIT)
+            rounds, tasks = columns.get("tasks/round", ()), columns.get("tasks/task", ())
+            found |= {int(r): t.decode() for r, t in zip(rounds, tasks, strict=True)}
+        return found
+
     def _left_behind(self) -> dict[int, Columns]:
         """The rows of agents that died, as far as they were gathered."""
         return {

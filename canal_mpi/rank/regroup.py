@@ -17,6 +17,7 @@ from canal_mpi.rank.watch import Watch
 from canal_mpi.rank.world import FT_SIGN, Agreed, World
 from canal_mpi.topology import survivors
 from canal_mpi.topology.desk import Desk
+from canal_mpi.types import Key
 
 Fault = dict[str, Any]  # a row of /faults, and what the rank was for
 
@@ -97,15 +98,19 @@ def edges_left(world: World, plan: Plan) -> list[tuple[int, int]]:
     return sorted(survivors.edges_among(living, share.topology, before, plan.job.seed, hosts))
 
 
-def reacquaint(world: World, link: Desk, faults: list[Fault]) -> None:
-    """Let everybody know every lesson that somebody still holds, and note those that are lost."""
+def reacquaint(world: World, link: Desk) -> set[Key]:
+    """Let everybody know every lesson that somebody still holds; which those are."""
     messages = world.gather(survivors.pack_known(link.known()), among=world.agents)
-    found, lost = survivors.merged(messages)
-    told = survivors.pack_merged(found)
-    link.regroup(survivors.unpack_merged(world.broadcast(told, world.agents)))
-    for fault in faults:
-        mine = [f"round {o.round} ({o.task})" for o in lost if o.donor == fault["agent"]]
-        fault["lost"] = ", ".join(mine)[:200] or fault["lost"]
+    told = survivors.pack_merged(survivors.merged(messages))
+    found = survivors.unpack_merged(world.broadcast(told, world.agents))
+    link.regroup(found)
+    return {heard.offer.key for heard in found}
+
+
+def note_lost(fault: Fault, finished: dict[int, str], held: set[Key]) -> None:
+    """Lessons of tasks that a dead agent had finished, and that nobody holds."""
+    lost = [(r, task) for r, task in finished.items() if (fault["agent"], r) not in held]
+    fault["lost"] = ", ".join(f"round {r} ({task})" for r, task in lost)[:200]
 
 
 def _nothing() -> None:

@@ -148,7 +148,9 @@ class Run:
         if self.choice and self.choice.round:
             world.together(lambda: self._take_up(agent), world.agents)
             if self._faults or self.plan.job.share.free:
-                regroup.reacquaint(world, agent.sharing.link, self._faults)
+                held = regroup.reacquaint(world, agent.sharing.link)
+                for fault in self._faults:
+                    regroup.note_lost(fault, self.sink.finished(fault["agent"]), held)
             self.sink.rejoin()
         else:
             self.sink.flush(0)

@@ -31,8 +31,8 @@ def pack_known(known: Known) -> bytes:
     return encode(under("offers", offers_to_columns(offers)) | {"held": keys})
 
 
-def merged(known: Mapping[int, bytes]) -> tuple[list[Heard], list[Offer]]:
-    """Every lesson that somebody holds with its holder (its donor if possible), and the others."""
+def merged(known: Mapping[int, bytes]) -> list[Heard]:
+    """Every lesson that somebody holds, with its holder: the donor if possible."""
     offers: dict[Key, Offer] = {}
     holders: dict[Key, set[int]] = {}
     for agent, message in sorted(known.items()):
@@ -40,10 +40,7 @@ def merged(known: Mapping[int, bytes]) -> tuple[list[Heard], list[Offer]]:
         offers |= {offer.key: offer for offer in columns_to_offers(inside("offers", columns))}
         for donor, round_ in columns["held"].tolist():
             holders.setdefault((donor, round_), set()).add(agent)
-    found = [
-        Heard(offers[key], _holder(key, holders[key])) for key in sorted(offers) if key in holders
-    ]
-    return found, [offers[key] for key in sorted(offers) if key not in holders]
+    return [Heard(offers[k], _holder(k, holders[k])) for k in sorted(offers) if k in holders]
 
 
 def _holder(key: Key, agents: Iterable[int]) -> int:
