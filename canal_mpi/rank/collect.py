@@ -62,10 +62,10 @@ class Collector(Rows):
     def _post(self, round_: int) -> None:
         """Hand this round's rows to whoever writes them, without waiting."""
         world, rows = self.world, self._history[round_]
-        writers = world.alive[: world.agents] if world.ft else [world.lead]
-        for peer in writers:
+        message = NUMBER.pack(round_) + rows
+        for peer in world.alive if world.ft else [world.lead]:
             if peer != world.rank and peer < world.agents and world.mail is not None:
-                world.mail.post(NUMBER.pack(round_) + rows, peer, ROWS)
+                world.mail.post(message, peer, ROWS)
         if self.store is None:
             return
         self.store.append(decode(rows, ROWS_LIMIT), world.rank)
@@ -110,11 +110,13 @@ class Collector(Rows):
 
     def _agree(self, round_: int, messages: dict[int, bytes]) -> None:
         """Go on together; with --ft everybody keeps what was gathered."""
+        for rank, rows in messages.items():
+            self._keep(rank, round_, rows)  # before anybody can go on and die
         told = {str(rank): np.frombuffer(rows, np.uint8) for rank, rows in messages.items()}
         words = encode(told if self.world.ft else {})
         answer = decode(self.world.broadcast(words, self.world.agents), ROWS_LIMIT)
-        for rank, rows in answer.items():
-            self._keep(int(rank), round_, rows.tobytes())
+        for name, column in answer.items():
+            self._keep(int(name), round_, column.tobytes())
 
     def _keep(self, agent: int, round_: int, rows: bytes) -> None:
         """Rows of an agent that may die later; a round that is done again replaces them."""
@@ -138,13 +140,13 @@ class Collector(Rows):
         self._history = {int(round_): rows.tobytes() for round_, rows in past} | {0: here}
 
     def close(self) -> None:
-        """The last rows, after everybody's last round; run.h5 is made once more from all rows."""
+        """The last rows, after everybody's last round: run.h5 is whole before anybody leaves."""
         late = self.take()
         if late:
             self._history[max(self._history) + 1] = encode(late, pack=True)
-        self.rejoin()
+        self.rejoin(over=True)
 
-    def rejoin(self) -> None:
+    def rejoin(self, over: bool = False) -> None:
         """Rank 0 makes run.h5 from what every agent knows: after a resume, and at the end."""
         messages = self.world.gather(encode(self._past()), HISTORY, ROWS_LIMIT, self.world.agents)
         if self.store is not None:
@@ -157,7 +159,7 @@ class Collector(Rows):
                     if round_ in past:
                         rows = decode(past[round_].tobytes(), ROWS_LIMIT)
                         self.store.append(rows, rank)
-            self.store.write("running")
+            self.store.write(self.store.end if over else "running")
         self.world.broadcast(b"written", self.world.agents)
 
     def finished(self, agent: int) -> dict[int, str]:

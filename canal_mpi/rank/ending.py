@@ -8,7 +8,7 @@ from collections.abc import Callable
 from math import inf
 from time import monotonic, sleep
 
-from canal_mpi.errors import ProtocolError, Stopped
+from canal_mpi.errors import ProtocolError, RankFailed, Stopped
 from canal_mpi.log import logger
 from canal_mpi.rank import signals
 from canal_mpi.rank.launcher import STARTED
@@ -87,14 +87,23 @@ class Stopping:
     def __init__(self, world: World) -> None:
         self.world = world
         self.hint = ""  # how to go on, once there is something to go on with
+        self.code = Stopped.code
         self.mark: Callable[[str, str], None] = lambda status, why: None  # for the files
 
     def allow(self, command: str, limit: float | None) -> None:
         """From here on the run may be stopped; after `limit` seconds it will be."""
-        self.hint = f" To go on: {command}"
+        if self.code == Stopped.code:
+            self.hint = f" To go on: {command}"
         self.world.watch.may_stop = signals.may_wait = True
         self.world.watch.end_by = inf if limit is None else STARTED + limit
         signals.on_hurry = self._hurry
+
+    def cant_resume(self) -> None:
+        """Agents have died and the others went on: there is no way back to all of them."""
+        self.hint = (
+            " It went on without agents that died, so it can't be resumed; --lessons can use it."
+        )
+        self.code = RankFailed.code
 
     def forbid(self) -> None:
         """The end is near: nothing can be stopped any more."""
@@ -115,12 +124,18 @@ class Stopping:
         watch.mine.phase = "stopped"
         if watch.silence:
             return self._end_in_silence()
-        world.everybody_stopped()
+        try:
+            world.everybody_stopped()
+        except Exception as error:
+            if not world.has_fallen(error):
+                raise  # else: somebody died after it had saved
         if world.leads:
             self.mark("stopped", watch.wish)
-            complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", Stopped.code)
-        world.stop(Stopped.code)
-        return Stopped.code
+            complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", self.code)
+        if not world.fallen:
+            world.stop(self.code)
+        world.abort(self.code)
+        return self.code
 
     def _end_in_silence(self) -> int:
         """A rank is silent for too long: the others save what they have, then the job ends."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 CLOSE = 1e-3  # seconds after a message in which the next one is looked for without a sleep
 PAUSE = 1e-3  # seconds between two looks for a request otherwise
+BEAT = 0.25  # seconds between two signs of life, however busy
 START = 60.0  # seconds for a worker to load its libraries
 
 
@@ -128,9 +129,12 @@ class EnvServer:
 
     def serve(self) -> None:
         """The switchboard: requests to workers, answers to agents; it sleeps in between."""
-        last = perf_counter()
+        last = beat = perf_counter()
         while self.seats:
             now = perf_counter()
+            if now - beat > BEAT:
+                beat = now
+                self._idle()
             heard = [self._hear(seat) for seat in list(self.seats)]
             if self._answer(0.0 if any(heard) else self._pause(now - last)) or any(heard):
                 last = perf_counter()

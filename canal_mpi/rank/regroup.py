@@ -15,11 +15,13 @@ from canal_mpi.rank.launcher import Launcher
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.watch import Watch
 from canal_mpi.rank.world import FT_SIGN, Agreed, World
+from canal_mpi.schema import ROWS_LIMIT
 from canal_mpi.topology import survivors
 from canal_mpi.topology.desk import Desk
 from canal_mpi.types import Key
 
-Fault = dict[str, Any]  # a row of /faults, and what the rank was for
+Fault = dict[str, Any]  # a row of /faults, what the rank was for, whether its end was told
+SLACK = 10.0  # seconds
 
 
 def check(launcher: Launcher | None) -> None:
@@ -36,8 +38,8 @@ def check(launcher: Launcher | None) -> None:
     )
 
 
-def shrink(world: World) -> list[Fault]:
-    """Go on with the living alone; what the leading rank heard last of those who are gone."""
+def shrink(world: World, faults: list[Fault]) -> list[Fault]:
+    """Go on with the living alone; all faults so far, with what was heard last of the dead."""
     from canal_mpi.topology.crowd import shrunk, split
     from canal_mpi.topology.mpimail import Mail
 
@@ -45,15 +47,16 @@ def shrink(world: World) -> list[Fault]:
     before, watch = world.alive, world.watch
     world.past.append((world.mail, world.comm, world.agents_comm))  # buffers outlive requests
     watch.serve = watch.on_beat = _nothing
-    world.comm = shrunk(world.comm, before, world.agents_comm)
+    seconds = watch.timeout + SLACK  # a living rank may be silent for so long
+    world.comm = shrunk(world.comm, before, world.agents_comm, seconds)
     world.alive, world.agents_comm = list(world.comm.numbers), None
     world.watch = _renewed(world, watch)
     world.mail = Mail(world.comm, world.watch.idle)
-    world.agents_comm = split(world.comm, world.agents)
+    world.agents_comm = split(world.comm, world.agents, seconds)
     world.fallen = False
-    dead = [rank for rank in before if rank not in world.alive]
-    faults = json.dumps([_fault(world, watch, rank) for rank in dead]).encode()
-    return list(json.loads(world.broadcast(faults)))
+    known = {*world.alive, *(world.ranks.index(fault["rank"]) for fault in faults)}
+    new = [_fault(world, watch, rank) for rank in range(world.size) if rank not in known]
+    return list(json.loads(world.broadcast(json.dumps(faults + new).encode())))
 
 
 def _renewed(world: World, old: Watch) -> Watch:
@@ -78,6 +81,7 @@ def _fault(world: World, watch: Watch, rank: int) -> Fault:
         "host": world.hosts[rank],
         "time": time(),
         "lost": "",
+        "told": False,
     }
 
 
@@ -100,7 +104,8 @@ def edges_left(world: World, plan: Plan) -> list[tuple[int, int]]:
 
 def reacquaint(world: World, link: Desk) -> set[Key]:
     """Let everybody know every lesson that somebody still holds; which those are."""
-    messages = world.gather(survivors.pack_known(link.known()), among=world.agents)
+    known = survivors.pack_known(link.known())
+    messages = world.gather(known, limit=ROWS_LIMIT, among=world.agents)
     told = survivors.pack_merged(survivors.merged(messages))
     found = survivors.unpack_merged(world.broadcast(told, world.agents))
     link.regroup(found)

@@ -115,7 +115,8 @@ def _report(folder: Path) -> dict[str, Any]:
         for f in found
     ]
     start, finished = _beginning(folder)
-    dead = sorted({whole(e.get("agent")) for e in events(folder) if e.get("event") == "death"})
+    deaths = (whole(e.get("agent")) for e in events(folder) if e.get("event") == "death")
+    dead = sorted({agent for agent in deaths if agent >= 0})  # not env servers
     found_here = {"files": files, "jobs": jobs, "damaged": damaged, "dead": dead}
     return found_here | {"run": start, "finished": finished}
 

@@ -17,7 +17,16 @@ from canal_mpi.job import Job
 from canal_mpi.log import logger
 from canal_mpi.rank import neighbours, regroup, resume, signals, words
 from canal_mpi.rank.emulate import devices
-from canal_mpi.rank.ending import Stopping, complain, end_together, fall, interrupted, log_hint, who
+from canal_mpi.rank.ending import (
+    Stopping,
+    complain,
+    end_together,
+    fail,
+    fall,
+    interrupted,
+    log_hint,
+    who,
+)
 from canal_mpi.rank.live import View
 from canal_mpi.rank.places import check_checkpoint
 from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan, orders_of
@@ -25,7 +34,7 @@ from canal_mpi.rank.throttle import pace
 from canal_mpi.rank.world import Agreed, World, library_versions
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
-from canal_mpi.types import EnvMaker, Spaces
+from canal_mpi.types import EnvMaker, Key, Spaces
 
 DEFERENCE = 0.3  # seconds: MPI fails where another rank has died, whose witness may speak first
 
@@ -34,7 +43,9 @@ def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
     stopping = Stopping(World())
     code = conduct(stopping, Run(stopping, request).go, request.verbosity)
-    if len(stopping.world.alive) < stopping.world.size:
+    if stopping.world.ft and (
+        stopping.world.fallen or len(stopping.world.alive) < stopping.world.size
+    ):
         stopping.world.vanish(code)
     return code
 
@@ -53,6 +64,8 @@ def conduct(stopping: Stopping, program: Callable[[], None], verbosity: int = 0)
         return end_together(world, str(error), error.code)
     except KeyboardInterrupt:
         return interrupted(world, stopping.hint)
+    except StorageError as error:  # others share the disk
+        return fail(world, f"{who(world)}: {error}{stopping.hint}", error.code)
     except CanalError as error:
         return fall(world, f"{who(world)}: {error}{stopping.hint}", error.code)
     except (Exception, SystemExit) as error:
@@ -123,7 +136,11 @@ class Run:
         self.stopping.forbid()
         if not world.serves:
             self.sink.close()
-        world.finish()
+        try:
+            world.finish()
+        except Exception as error:
+            if not world.has_fallen(error):
+                raise  # else: everything is done and written, whoever died
 
     def _serve(self) -> None:
         """An env server's life."""
@@ -145,14 +162,16 @@ class Run:
             self._greet((agent.replay.nbytes, agent.memory.nbytes), before)
         world.watch.on_beat = self._refresh
         world.watch.serve = agent.sharing.link.poll
+        world.past += [agent.sharing.link.carrier, agent.envs]  # their buffers outlive a death
+        held: set[Key] = set()
         if self.choice and self.choice.round:
             world.together(lambda: self._take_up(agent), world.agents)
             if self._faults or self.plan.job.share.free:
                 held = regroup.reacquaint(world, agent.sharing.link)
-                for fault in self._faults:
-                    regroup.note_lost(fault, self.sink.finished(fault["agent"]), held)
+            self._mourn(held)
             self.sink.rejoin()
         else:
+            self._mourn(held)
             self.sink.flush(0)
         self.stopping.allow(words.resume_command(world, self.plan.folder), self.request.max_time)
         agent.run()
@@ -169,8 +188,7 @@ class Run:
     def _go_on_without(self) -> None:
         """Shrink the world to the living, and go back to what all of them have saved."""
         world, plan = self.world, self.plan
-        faults = regroup.shrink(world)
-        self._faults += faults
+        self._faults = regroup.shrink(world, self._faults)
         regroup.check_left(world, self.stopping.hint)
         self.plan = replace(plan, edges=regroup.edges_left(world, plan))
         self.choice = resume.go_back(world, self.plan)
@@ -182,12 +200,22 @@ class Run:
             self.directory.reopen()
             self._open_results()
         self.view.watch, self.store.info.faults = world.watch, self._faults
-        for fault in faults:
-            self.view.event("death", **fault)
-            self.view.say(
-                f"{fault['role']} (rank {fault['rank']} on {fault['host']}) died in round "
-                f"{fault['round']}; the others go on from round {max(self.choice.round, 1)}"
-            )
+        self.store.clear()
+
+    def _mourn(self, held: set[Key]) -> None:
+        """Say who died and what was lost, once."""
+        for fault in self._faults:
+            regroup.note_lost(fault, self.sink.finished(fault["agent"]), held)
+            if self.world.leads and not fault["told"] and self.choice:
+                facts = {name: fault[name] for name in fault if name != "told"}
+                self.view.event("death", **facts)
+                self.view.say(
+                    f"{fault['role']} (rank {fault['rank']} on {fault['host']}) died in round "
+                    f"{fault['round']}; the others go on from round {max(self.choice.round, 1)}"
+                )
+            fault["told"] = True
+        if self._faults:
+            self.stopping.cant_resume()
 
     def _make_plan(self) -> Plan:
         hosts = self.world.hosts[: self.world.agents]

@@ -56,6 +56,9 @@ class World:
         self.launcher = launcher
         self.rank = launcher.rank if launcher else 0
         self.ranks = list(range(self.rank + 1))
+        self.size, self.alive = self.rank + 1, list(self.ranks)
+        self.ft = self.fallen = False  # whether deaths are survived, and one was noticed
+        self.past: list[object] = []  # what a rank that died may have left half done
 
     def open(self) -> None:
         """Load MPI where a launcher started this process; Agreed where that can't work."""
@@ -69,9 +72,7 @@ class World:
         self.cards: Sequence[dict[str, str]] = []
         self.agent = self.rank
         self.agents, self.agents_comm = self.size, self.comm
-        self.alive: list[int] = list(range(self.size))
-        self.ft = self.fallen = False  # whether deaths are survived, and one was noticed
-        self.past: list[object] = []  # what a rank that died may have left half done
+        self.alive = list(range(self.size))
         self.ranks = list(range(self.size))  # the launcher's number of each rank; see `seat`
 
     @property

@@ -68,21 +68,23 @@ class Crowd(MPI.Intracomm):
         return Crowd(MPI.Intracomm(self).Dup(), self.numbers)
 
 
-def shrunk(comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | None) -> Crowd:
+def shrunk(
+    comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | None, seconds: float
+) -> Crowd:
     """The living members of a communicator; everybody else is made to notice, also in `inner`."""
     for one in (comm, inner):
         if one is not None:
             one.Revoke()
-    with deadline():
+    with deadline(seconds):
         new = MPI.Intracomm(MPI.Intracomm(comm).Shrink())
     places = MPI.Group.Translate_ranks(new.Get_group(), None, comm.Get_group())
     return Crowd(new, [numbers[place] for place in places])
 
 
-def split(crowd: Crowd, agents: int) -> Crowd:
+def split(crowd: Crowd, agents: int, seconds: float) -> Crowd:
     """The part of a crowd on this side of a number: the agents, or the env servers behind them."""
     serves = crowd.Get_rank() >= agents
-    with deadline():
+    with deadline(seconds):
         part = MPI.Intracomm(crowd).Split(int(serves), crowd.ranks[crowd.Get_rank()])
     return Crowd(
         MPI.Intracomm(part), [number for number in crowd.numbers if (number >= agents) == serves]

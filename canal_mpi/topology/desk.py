@@ -411,7 +411,8 @@ class Desk:
         self._heard, self._news = {}, []
         for offer, holder in known:
             via = self.agent if holder == self.agent else ways[holder].get(self.agent)
-            if via is not None and offer.donor != self.agent:
+            near = self.terms.relay or via in (holder, self.agent)
+            if via is not None and near and offer.donor != self.agent:
                 self._heard[offer.key] = Heard(offer, via)
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
@@ -430,11 +431,12 @@ class Desk:
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
         offers, via = columns_to_offers(inside("heard", state)), state["via"].tolist()
-        self._heard = {o.key: Heard(o, v) for o, v in zip(offers, via, strict=True)}
+        before = {key: heard for key, heard in self._heard.items() if key[1] < 0}
+        self._heard = before | {o.key: Heard(o, v) for o, v in zip(offers, via, strict=True)}
         self._news = columns_to_offers(inside("news", state))
         self._own = columns_to_offers(inside("own", state))
         self._taken = {(donor, round_) for donor, round_ in state["taken"].tolist()}
-        self._shelf = {}
+        self._shelf = {key: data for key, data in self._shelf.items() if key[1] < 0}
         for name, data in inside("shelf", state).items():
             donor, round_ = name.split("/")
             self._shelf[int(donor), int(round_)] = data.tobytes()

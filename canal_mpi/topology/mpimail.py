@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import ceil
 from time import monotonic, sleep
 
 from mpi4py import MPI
@@ -31,10 +32,10 @@ Idle = Callable[[int, str], None]
 
 
 @contextmanager
-def deadline() -> Iterator[None]:
+def deadline(seconds: float = COLLECTIVE) -> Iterator[None]:
     """For MPI's collective calls, which would wait for a silent rank for ever: SIGALRM ends us."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(COLLECTIVE)
+    signal.alarm(ceil(seconds))
     try:
         yield
     finally:
@@ -66,6 +67,7 @@ class Mail:
 
     def post(self, data: bytes, dest: int, tag: int) -> None:
         """Start sending; `settle` waits for the end of it."""
+        self._open = [(request, held) for request, held in self._open if not request.Test()]
         self._open += _send(self.comm, HEAD.pack(HEAD_MAGIC, len(data)), data, dest, tag)
 
     def settle(self, phase: str) -> None:

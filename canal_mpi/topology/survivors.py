@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from canal_mpi.columns import decode, encode
+from canal_mpi.schema import ROWS_LIMIT
 from canal_mpi.state import inside, under
 from canal_mpi.topology.desk import Heard
 from canal_mpi.topology.graphs import Edges, edges, is_file
-from canal_mpi.topology.offers import SMALL, columns_to_offers, offers_to_columns
+from canal_mpi.topology.offers import columns_to_offers, offers_to_columns
 from canal_mpi.types import Columns, Key, Offer
 
 Known = tuple[list[Offer], list[Key]]  # offers that an agent knows of, lessons that it holds
@@ -36,7 +37,7 @@ def merged(known: Mapping[int, bytes]) -> list[Heard]:
     offers: dict[Key, Offer] = {}
     holders: dict[Key, set[int]] = {}
     for agent, message in sorted(known.items()):
-        columns = decode(message, SMALL)
+        columns = decode(message, ROWS_LIMIT)
         offers |= {offer.key: offer for offer in columns_to_offers(inside("offers", columns))}
         for donor, round_ in columns["held"].tolist():
             holders.setdefault((donor, round_), set()).add(agent)
@@ -56,6 +57,6 @@ def pack_merged(found: Sequence[Heard]) -> bytes:
 
 def unpack_merged(message: bytes) -> list[Heard]:
     """The same, from a message."""
-    columns = decode(message, SMALL)
+    columns = decode(message, ROWS_LIMIT)
     offers = columns_to_offers(inside("offers", columns))
     return [Heard(o, h) for o, h in zip(offers, columns["holders"].tolist(), strict=True)]
