@@ -2,6 +2,7 @@
 SHELL := bash
 ROOT_OK := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(ROOT_OK)
+PYTEST := $(RUN) python -m pytest --durations=10
 NP ?= 5
 JOB ?= quick
 
@@ -14,11 +15,12 @@ train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
 
 test: check .venv-mpich/ready  ## everything that needs only pip
-	$(RUN) python -m pytest -m "not root" --durations=10
+	@failed=0; $(PYTEST) -m "not root and not mpi" -n 2 --dist loadfile || failed=1; \
+	$(PYTEST) -m "mpi and not root" || failed=1; exit $$failed
 
 test-all: .venv-mpich/ready  ## what needs root or Debian packages
 	tools/debian-packages
-	$(RUN) python -m pytest -m root --durations=10
+	$(PYTEST) -m root
 
 check: .venv/ready  ## lint and types
 	$(RUN) ruff check .
