@@ -33,7 +33,9 @@ with open(folder.parent / "calls", "a") as calls:
 (folder / "checkpoints/agent-0/round-1").touch()
 if how == "slow":
     time.sleep(60)
-if how == "breaks" or (how == "can't resume" and resumes):
+if how == "damaged" and resumes:
+    sys.exit(65)
+if how == "breaks":
     sys.exit("canal-mpi: the disk is full.")
 write_arrays(folder / "run.h5", {}, {"status": "finished"})
 """
@@ -102,14 +104,22 @@ def test_a_broken_point_does_not_stop_the_others_and_says_why(
     assert told == ["resumed a", "finished a"]
 
 
-def test_a_point_that_can_t_go_on_is_repeated_from_its_start(
+def begin(folder: Path) -> None:
+    """Leave a checkpoint, as a run that was stopped does."""
+    (folder / "checkpoints/agent-0").mkdir(parents=True)
+    (folder / "checkpoints/agent-0/round-1").touch()
+
+
+def test_only_a_point_with_damaged_checkpoints_is_repeated_from_its_start(
     fake: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "a/checkpoints/agent-0").mkdir(parents=True)
-    (tmp_path / "a/checkpoints/agent-0/round-1").touch()
-    fake["a"] = "can't resume"
-    _, told = swept(tmp_path, a_point("a"))
+    begin(tmp_path / "a")
+    begin(tmp_path / "b")
+    fake |= {"a": "damaged", "b": "breaks"}
+    _, told = swept(tmp_path, a_point("a"), slots=1)
     assert told == ["resumed a", "repeated a", "started a", "finished a"]
+    _, told = swept(tmp_path, a_point("b"))
+    assert told == ["resumed b", "broken b"] and calls(tmp_path).count("b starts") == 0
 
 
 def test_a_signal_stops_politely_and_the_next_start_goes_on(

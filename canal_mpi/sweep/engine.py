@@ -1,7 +1,8 @@
 """Runs points one after the other, or as many at once as fit; goes on where it was stopped.
 
-A point that is finished is left alone, one that was stopped is resumed, one that breaks is tried
-once more from its start. `Engine.run` returns when nothing is left to do or a signal asked for it.
+A point that is finished is left alone, one that was stopped or broke is resumed, one whose
+checkpoints are damaged is repeated from its start. `Engine.run` returns when nothing is left to do
+or a signal asked for it.
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Any
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.cluster.supervise import clean_up, scratch
-from canal_mpi.errors import DirectoryInUse, Stopped
+from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
 from canal_mpi.results.runs import locked
 from canal_mpi.sweep.folder import check_same_job, job_file
 from canal_mpi.sweep.grid import Point
@@ -41,8 +42,8 @@ class Work:
     why: str = ""  # it broke
     seconds: float = 0.0  # that it took this time
     begun: float = 0.0
-    anew: bool = False  # whether it was started from its beginning
-    tries: int = 0
+    resumes: bool = False  # whether it was started from its checkpoints
+    anew: bool = False  # whether it must begin anew: its checkpoints are damaged
     process: "subprocess.Popen[bytes] | None" = None
     kept: ExitStack = field(default_factory=ExitStack)
 
@@ -116,9 +117,8 @@ class Engine:
         return sum(w.point.ranks for w in running) + work.point.ranks <= self.slots
 
     def _start(self, work: Work) -> None:
-        resumes = not work.anew and has_begun(work.folder)
-        work.anew, work.tries = not resumes, work.tries + 1
-        launch = command_of(work.point, self.folder, resumes)
+        work.resumes, work.anew = not work.anew and has_begun(work.folder), False
+        launch = command_of(work.point, self.folder, work.resumes)
         work.log.parent.mkdir(parents=True, exist_ok=True)
         temporary = work.kept.enter_context(scratch())
         work.kept.callback(clean_up, temporary)
@@ -134,7 +134,7 @@ class Engine:
             start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
         )
         work.begun, work.status = monotonic(), RUNNING
-        self.tell("resumed" if resumes else "started", work)
+        self.tell("resumed" if work.resumes else "started", work)
 
     def _judge(self, work: Work) -> None:
         """Whether it has ended, and how; only its run.h5 tells."""
@@ -149,7 +149,7 @@ class Engine:
             work.status = STOPPED
         elif work.process.returncode == DirectoryInUse.code:
             work.status = ELSEWHERE
-        elif work.tries == 1 and not work.anew:
+        elif work.process.returncode == DamagedData.code and work.resumes:
             work.status, work.anew = WAITING, True
         else:
             work.status, work.why = BROKEN, last_words(work.log)
