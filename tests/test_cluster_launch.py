@@ -52,6 +52,16 @@ def test_settings_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert launch.env["OMP_NUM_THREADS"] == "4"
 
 
+def test_without_settings_those_of_our_environment_stay_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CANAL_SEED", "7")
+    for mpi in (OPEN, HYDRA):
+        launch = plan_launch(3, TRAIN, HOSTS, mpi=mpi, settings=False)
+        assert "CANAL_SEED" not in str(launch) and "CANAL_SEED" not in launch.environment()
+        assert "CANAL_SEED" in plan_launch(3, TRAIN, HOSTS, mpi=mpi).environment()
+
+
 def test_mpich_gets_the_same_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANAL_SEED", "7")
     argv = plan_launch(3, TRAIN, HOSTS, mpi=HYDRA, network="eth0").argv

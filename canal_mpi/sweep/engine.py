@@ -177,12 +177,13 @@ class Engine:
 
 
 def command_of(point: Point, folder: Path, resumes: bool) -> Launch:
-    """What starts the run of a point, or goes on with it."""
+    """What starts the run of a point, or goes on with it; only its own job counts."""
     run = folder / point.name
     what = ["--resume", str(run)]
     if not resumes:
         what = ["--job", str(job_file(folder, point)), "--out", str(run), "--force"]
-    return plan_launch(point.ranks, ["train", *what], point.hosts, point.servers)
+    words = ["train", *what]
+    return plan_launch(point.ranks, words, point.hosts, point.servers, settings=False)
 
 
 def has_begun(run: Path) -> bool:
