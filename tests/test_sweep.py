@@ -10,8 +10,11 @@ from pathlib import Path
 import h5py
 import pytest
 from launch import environment, processes_with, run
+from madeup import write_run
 
+from canal_mpi.cli import cli
 from canal_mpi.cluster.launch import Launch
+from canal_mpi.errors import UsageError
 from canal_mpi.job import Job
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
@@ -19,6 +22,7 @@ from canal_mpi.sweep import engine as engines
 from canal_mpi.sweep.board import Board
 from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work
 from canal_mpi.sweep.estimate import Pace, seconds_of, together
+from canal_mpi.sweep.folder import save
 from canal_mpi.sweep.grid import Point
 
 FAKE = """
@@ -35,6 +39,8 @@ if how == "slow":
     time.sleep(60)
 if how == "damaged" and resumes:
     sys.exit(65)
+if how == "in use":
+    sys.exit(73)
 if how == "breaks":
     sys.exit("canal-mpi: the disk is full.")
 write_arrays(folder / "run.h5", {}, {"status": "finished"})
@@ -168,6 +174,33 @@ def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None
         engine.run(finish_it)
     assert seen[0] == ELSEWHERE and engine.works[0].status == FINISHED
     assert not (tmp_path / "calls").exists()
+
+
+def test_a_point_that_was_in_use_after_all_is_left_alone_for_a_while(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LATER", 2.0)
+    fake["a"] = "in use"
+    engine = Engine(tmp_path, [a_point("a")], 1)
+
+    def free() -> None:
+        fake["a"] = "works" if engine.works[0].status == ELSEWHERE else fake["a"]
+
+    engine.run(free)
+    starts = (tmp_path / "logs/a.log").read_text().count("-c")
+    assert engine.works[0].status == FINISHED and starts == 2
+
+
+def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, [a_point("a"), a_point("b")])
+    write_run(tmp_path / "a")
+    (tmp_path / "a/job.toml").unlink()  # it is of another job
+    cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "1 of 2 points are finished" in said and (tmp_path / "report.html").is_file()
+    assert not (tmp_path / "logs").exists() and not (tmp_path / "b").exists()
+    with pytest.raises(UsageError, match="of which sweep"):
+        cli(["sweep", "--report"], standalone_mode=False)
 
 
 def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "var
     metavar="DIR",
     help="Go on with a sweep; everything about it is in its folder.",
 )
+@click.option("--report", is_flag=True, help="With --resume: start nothing, only show and report.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option("--dry-run", is_flag=True, help="Only list the points, and how long they may take.")
 @click.option(
@@ -72,6 +73,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
 
     if detect() is not None:
         raise UsageError("sweep calls mpirun itself: start it without mpirun in front.")
+    if options["report"] and options["resume"] is None:
+        raise UsageError("--report: of which sweep? Give --resume DIR too.")
     if options["resume"] is not None:
         _nothing_else(options)
         folder = options["resume"].absolute()
@@ -84,6 +87,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
         save(folder, points)
     if options["dry_run"]:
         return _list(folder, points, options)
+    if options["report"]:
+        return _report(folder, points)
     if options["slurm"] is not None:
         return _write_script(options["slurm"], folder, points)
     ctx.exit(_run(folder, points, options))
@@ -157,6 +162,18 @@ def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> in
             f"{broken[0].why} The log is {broken[0].log}. To repeat them: {going_on(folder)}"
         )
     return 0
+
+
+def _report(folder: Path, points: "Sequence[Point]") -> None:
+    """How far the sweep is, and its report."""
+    from canal_mpi.sweep import collect
+    from canal_mpi.sweep.board import Board
+    from canal_mpi.sweep.engine import Engine, cores
+
+    engine = Engine(folder, points, cores())
+    engine.look()
+    Board(engine).close()
+    click.echo("\n".join(collect.collect(folder, points)))
 
 
 def _list(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:

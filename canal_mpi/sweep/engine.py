@@ -26,6 +26,7 @@ from canal_mpi.sweep.folder import check_same_job, job_file
 from canal_mpi.sweep.grid import Point
 
 EVERY = 0.2  # seconds between two looks
+LATER = 10.0  # seconds until a point that another host has is tried again
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
 FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
@@ -42,6 +43,7 @@ class Work:
     why: str = ""  # it broke
     seconds: float = 0.0  # that it took this time
     begun: float = 0.0
+    later: float = 0.0  # when it is looked at again
     resumes: bool = False  # whether it was started from its checkpoints
     anew: bool = False  # whether it must begin anew: its checkpoints are damaged
     process: "subprocess.Popen[bytes] | None" = None
@@ -75,8 +77,7 @@ class Engine:
         After `limit` seconds the ranks save and stop.
         """
         end = monotonic() + limit
-        for work in self.works:
-            work.look()
+        self.look()
         before = {number: signal.signal(number, self._note) for number in ASKING}
         try:
             while self._left():
@@ -86,7 +87,8 @@ class Engine:
                 for work in self.of(RUNNING):
                     self._judge(work)
                 for work in self.of(ELSEWHERE):
-                    work.look()
+                    if monotonic() >= work.later:
+                        work.look()
                 refresh()
                 sleep(EVERY)
         finally:
@@ -94,6 +96,11 @@ class Engine:
                 self._end(work)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def look(self) -> None:
+        """See how all run directories are; starts nothing."""
+        for work in self.works:
+            work.look()
 
     def of(self, *status: str) -> list[Work]:
         """The points that are so."""
@@ -148,7 +155,7 @@ class Engine:
         elif self.asked or work.process.returncode == Stopped.code:
             work.status = STOPPED
         elif work.process.returncode == DirectoryInUse.code:
-            work.status = ELSEWHERE
+            work.status, work.later = ELSEWHERE, monotonic() + LATER
         elif work.process.returncode == DamagedData.code and work.resumes:
             work.status, work.anew = WAITING, True
         else:
