@@ -1,6 +1,7 @@
 """The points of a sweep, their names, and the folder that remembers them."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ def test_mixes_of_hosts_are_used_or_played(tmp_path: Path) -> None:
     assert [(p.name, p.ranks, p.servers) for p in played] == [("a", 3, 0), ("b", 3, 1)]
     assert played[0].job.emulate == ("xavier-1", "xavier-1", "nano-1@0.5")
     assert played[0].hosts == ()
-    real = points(grid.hostfiles(pattern, emulate=False))
+    with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
+        grid.hostfiles(pattern, emulate=False)
+    real = points(grid.hostfiles(pattern, emulate=False, shared_disk=True))
     assert [host.name for host in real[0].hosts] == ["xavier-1", "nano-1"]
     assert real[0].job.emulate == ()
 
@@ -101,6 +104,9 @@ def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
     assert load_points(tmp_path) == few
     save(tmp_path, more)
     assert load_points(tmp_path) == more
+    wide = [replace(point, network="10.0.0.0/24") for point in few]
+    save(tmp_path, wide)
+    assert load_points(tmp_path) == wide
 
 
 def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
@@ -119,6 +125,7 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
         {"ranks": "many"},
         {"settings": []},
         {"hosts": ["no host!"]},
+        {"network": "-x"},
     ],
 )
 def test_what_the_folder_says_is_checked(change: dict[str, Any], tmp_path: Path) -> None:

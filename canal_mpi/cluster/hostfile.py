@@ -7,6 +7,7 @@ understood too.
 """
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,26 @@ def _names(name: str, where: str) -> list[str]:
     if not NAME.fullmatch(names[0]):
         raise UsageError(f"{where}: '{name}' is no name of a host; {SHAPE}.")
     return names
+
+
+def is_here(name: str) -> bool:
+    """Whether a name, or an address, is that of this machine."""
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_ours(family, address) for family, _, _, _, address in found)
+
+
+def _is_ours(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)  # works with an address of our own only
+        return True
+    except OSError:
+        return False
 
 
 def render(hosts: Sequence[Host], kind: str) -> str:

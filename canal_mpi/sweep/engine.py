@@ -189,8 +189,14 @@ def command_of(point: Point, folder: Path, resumes: bool) -> Launch:
     what = ["--resume", str(run)]
     if not resumes:
         what = ["--job", str(job_file(folder, point)), "--out", str(run), "--force"]
-    words = ["train", *what]
-    return plan_launch(point.ranks, words, point.hosts, point.servers, settings=False)
+    return plan_launch(
+        point.ranks,
+        ["train", *what],
+        point.hosts,
+        point.servers,
+        network=point.network or None,
+        settings=False,
+    )
 
 
 def has_begun(run: Path) -> bool:

@@ -5,6 +5,7 @@ what they say is checked before it is used.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.results.files import NAME, write_whole
 from canal_mpi.sweep.grid import Point
 
+NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
 
 
@@ -41,6 +43,7 @@ def _facts(point: Point) -> dict[str, Any]:
         "ranks": point.ranks,
         "servers": point.servers,
         "settings": point.settings,
+        "network": point.network,
         "hosts": [f"{h.name} {h.ranks}{' env-server' * h.serves}" for h in point.hosts],
     }
 
@@ -64,8 +67,11 @@ def _read(folder: Path, entry: dict[str, Any]) -> Point:
     settings = {str(axis): str(label) for axis, label in entry["settings"].items()}
     lines = [str(line) for line in entry["hosts"]]
     hosts = tuple(parse_hosts("\n".join(lines), "sweep.json")) if lines else tuple[Host, ...]()
+    network = str(entry.get("network", ""))
+    if not NETWORK.fullmatch(network):
+        raise ValueError(f"the network '{network[:80]}'")
     text = (folder / "jobs" / f"{name}.toml").read_text(encoding="utf-8")
-    return Point(name, config.from_toml(text), ranks, settings, servers, hosts)
+    return Point(name, config.from_toml(text), ranks, settings, servers, hosts, network)
 
 
 def check_same_job(run: Path, point: Point) -> None:

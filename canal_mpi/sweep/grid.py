@@ -7,7 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from canal_mpi import config
-from canal_mpi.cluster.hostfile import Host, read_hosts, total
+from canal_mpi.cluster.hostfile import Host, is_here, read_hosts, total
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
 from canal_mpi.rank.emulate import emulated
@@ -46,6 +46,7 @@ class Point:
     settings: dict[str, str] = field(default_factory=dict)  # axis -> label
     servers: int = 0  # of the ranks
     hosts: tuple[Host, ...] = ()
+    network: str = ""  # by which hosts reach each other
 
 
 def points_of(
@@ -145,21 +146,30 @@ def _label(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def hostfiles(patterns: Sequence[str], emulate: bool) -> Axis:
-    """Mixes of hosts, one a file; played on this machine, or used as they are."""
+def hostfiles(patterns: Sequence[str], emulate: bool, shared_disk: bool = False) -> Axis:
+    """Mixes of hosts, one a file; played on this machine, or used as they are.
+
+    Rank 0 writes the results, so the first host must be this one, or all share a disk.
+    """
     files = [file for pattern in patterns for file in _matching(Path(pattern))]
     if not files:
         raise UsageError(f"--hostfiles {' '.join(patterns)}: there is no such file.")
-    return Axis("hosts", [_mix(file, emulate) for file in files])
+    return Axis("hosts", [_mix(file, emulate, shared_disk) for file in files])
 
 
 def _matching(pattern: Path) -> list[Path]:
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
-def _mix(file: Path, emulate: bool) -> Choice:
+def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     hosts = read_hosts(file)
     facts = (total(hosts), total(hosts, serving=True))
     if emulate:
         return Choice(file.stem, emulated(str(file)), *facts)
+    if not shared_disk and not is_here(hosts[0].name):
+        raise UsageError(
+            f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "
+            "give --emulate to play the hosts here, start the sweep on that host, or say "
+            "--shared-disk where --out is on a disk that all of them share."
+        )
     return Choice(file.stem, {}, *facts, tuple(hosts))
