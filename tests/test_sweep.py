@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
@@ -13,6 +14,7 @@ from launch import environment, processes_with, run
 from madeup import write_run
 
 from canal_mpi.cli import cli
+from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job
@@ -33,9 +35,12 @@ folder, how, resumes = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 with open(folder.parent / "calls", "a") as calls:
     calls.write(f"{folder.name} {'resumes' if resumes else 'starts'}\\n")
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 (folder / "checkpoints/agent-0").mkdir(parents=True, exist_ok=True)
 (folder / "checkpoints/agent-0/round-1").touch()
-if how == "slow":
+if how in ("slow", "deaf"):
     time.sleep(60)
 if how == "damaged" and resumes:
     sys.exit(65)
@@ -145,6 +150,39 @@ def test_a_signal_stops_politely_and_the_next_start_goes_on(
     fake["a"] = "works"
     swept(tmp_path, a_point("a"), a_point("b"))
     assert calls(tmp_path) == ["a resumes", "a starts", "b starts"]
+
+
+def test_a_signal_that_comes_while_a_point_is_being_started_is_not_lost(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake["a"] = "slow"
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    engine = Engine(tmp_path, [a_point("a")], 1)
+    begun = time.monotonic()
+    engine.run()
+    assert engine.asked == "SIGTERM" and engine.works[0].status == STOPPED
+    assert time.monotonic() - begun < 40  # it would sleep for 60 s
+
+
+def test_a_second_signal_ends_what_does_not_listen(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "PATIENCE", 0.5)
+    fake["a"] = "deaf"
+    engine = Engine(tmp_path, [a_point("a")], 1)
+
+    def interrupt() -> None:
+        if (tmp_path / "a/checkpoints/agent-0/round-1").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.run(interrupt)
+    assert engine.works[0].status == STOPPED
 
 
 def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ def _asked(process: Process, ended: Ended, say: Callable[[str], None]) -> Iterat
             _send(process, signal.SIGUSR1)
         elif number != signal.SIGUSR1:
             say("ending at once.")
-            _send(process, signal.SIGTERM)
-            Thread(target=_insist, args=(process,), daemon=True).start()
+            end_at_once(process)
 
     before = {number: signal.signal(number, note) for number in ASKING}
     try:
@@ -117,6 +116,12 @@ def _asked(process: Process, ended: Ended, say: Callable[[str], None]) -> Iterat
 def _send(process: Process, number: int) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(number)
+
+
+def end_at_once(process: Process) -> None:
+    """Let mpirun end its ranks; it is killed if that takes long. Returns at once."""
+    _send(process, signal.SIGTERM)
+    Thread(target=_insist, args=(process,), daemon=True).start()
 
 
 def _insist(process: Process) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
-from canal_mpi.cluster.supervise import clean_up, scratch
+from canal_mpi.cluster.supervise import clean_up, end_at_once, scratch
 from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
 from canal_mpi.results.runs import locked
 from canal_mpi.sweep.folder import check_same_job, job_file
@@ -82,7 +82,7 @@ class Engine:
         try:
             while self._left():
                 if monotonic() > end and not self.asked:
-                    self._stop("its time is over (--max-time)", signal.SIGUSR1)
+                    self._stop("its time is over (--max-time)")
                 self._start_what_fits()
                 for work in self.of(RUNNING):
                     self._judge(work)
@@ -141,6 +141,8 @@ class Engine:
             start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
         )
         work.begun, work.status = monotonic(), RUNNING
+        if self.asked:  # the signal came while it was being started
+            self._ask(work)
         self.tell("resumed" if work.resumes else "started", work)
 
     def _judge(self, work: Work) -> None:
@@ -165,20 +167,26 @@ class Engine:
     def _note(self, number: int, frame: Any) -> None:
         """The first signal lets the ranks save and stop, the second one ends them."""
         if not self.asked:
-            self._stop(signal.Signals(number).name, signal.SIGUSR1)
+            self._stop(signal.Signals(number).name)
         elif number != signal.SIGUSR1:
-            self._stop(self.asked, signal.SIGTERM)
+            for work in self.of(RUNNING):
+                if work.process is not None:
+                    end_at_once(work.process)
 
-    def _stop(self, why: str, number: signal.Signals) -> None:
+    def _stop(self, why: str) -> None:
         self.asked = why
         for work in self.of(RUNNING):
-            if work.process is not None:
-                with suppress(ProcessLookupError):
-                    work.process.send_signal(number)
+            self._ask(work)
+
+    def _ask(self, work: Work) -> None:
+        """Let the ranks of a point save and stop."""
+        if work.process is not None:
+            with suppress(ProcessLookupError):
+                work.process.send_signal(signal.SIGUSR1)
 
     def _end(self, work: Work) -> None:
         if work.process is not None:
-            work.process.terminate()
+            end_at_once(work.process)
             work.process.wait()
         work.kept.close()
 
