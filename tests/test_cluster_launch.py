@@ -106,6 +106,16 @@ def test_hosts_say_how_many_ranks_there_are_and_which_serve() -> None:
         command_of(Wish(("train",)))
 
 
+def test_only_train_has_env_servers_and_goes_on_without_the_dead() -> None:
+    hosts = (Host("a", 3), Host("x", 2, serves=True))
+    evaluate = command_of(Wish(("evaluate", "run"), hosts=hosts)).argv
+    assert evaluate[-2:] == ["evaluate", "run"]
+    with pytest.raises(UsageError, match="for train, not for evaluate"):
+        command_of(Wish(("evaluate", "run"), ranks=2, ft=True))
+    with pytest.raises(UsageError, match="-n 4, but the hosts have 5 ranks, and the last 2"):
+        command_of(Wish(("train",), ranks=4, hosts=hosts))
+
+
 def test_launch_under_mpirun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "1")

@@ -55,9 +55,10 @@ def plan_launch(
     mpi = mpi or find_mpi()
     _check(ranks, hosts, ft, mpi)
     arguments = [*program_arguments]
-    if env_servers and not any(word.startswith("--env-server") for word in arguments):
+    trains = arguments[:1] == ["train"]
+    if trains and env_servers and not any(word.startswith("--env-server") for word in arguments):
         arguments += ["--env-servers", str(env_servers)]
-    if ft and "--ft" not in arguments:
+    if trains and ft and "--ft" not in arguments:
         arguments.append("--ft")
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     if hosts and mpi.kind == "mpich":
