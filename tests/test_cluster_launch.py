@@ -1,7 +1,12 @@
 """The command of a job, for either MPI, and what becomes of its end."""
 
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -178,6 +183,36 @@ def test_what_a_rank_said_is_not_said_again(
     program = "import sys; print('canal-mpi: no.', file=sys.stderr); sys.exit(2)"
     assert ended(tmp_path, program) == (2, [])
     assert capfd.readouterr().err == "canal-mpi: no.\n"
+
+
+def test_an_output_that_nobody_reads_does_not_hold_up_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a pipe holds is still read."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert ended(tmp_path, "for k in range(200000): print('word', k)") == (0, [])
+        with suppress(OSError):
+            out.flush()
+        monkeypatch.undo()
+        with suppress(OSError):
+            out.close()
+
+
+def test_a_signal_before_mpirun_is_there_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    code, said = ended(tmp_path, "import time; time.sleep(60)")
+    assert code == 130 and said[0].startswith("SIGINT: the ranks save and stop")
 
 
 def test_processes_and_the_folder_of_a_job_are_cleared_away(tmp_path: Path) -> None:

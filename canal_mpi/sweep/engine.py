@@ -6,7 +6,6 @@ or a signal asked for it.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from typing import Any
 
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
-from canal_mpi.cluster.supervise import clean_up, end_at_once, scratch
+from canal_mpi.cluster.supervise import clean_up, dies_with_us, end_at_once, scratch
 from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
 from canal_mpi.results.runs import locked
 from canal_mpi.sweep.folder import check_same_job, job_file
@@ -133,7 +132,7 @@ class Engine:
         log.write(f"{launch}\n".encode())
         log.flush()
         work.process = subprocess.Popen(
-            [*_dies_with_us(), *launch.argv],
+            [*dies_with_us(), *launch.argv],
             env=launch.environment() | {"TMPDIR": temporary},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -210,11 +209,6 @@ def command_of(point: Point, folder: Path, resumes: bool) -> Launch:
 def has_begun(run: Path) -> bool:
     """Whether there is something to go on with."""
     return any((run / "checkpoints").glob("agent-*/round-*"))
-
-
-def _dies_with_us() -> list[str]:
-    """A prefix by which mpirun is asked to save and stop should this process be killed."""
-    return [path, "--pdeathsig", "USR1", "--"] if (path := shutil.which("setpriv")) else []
 
 
 def last_words(log: Path) -> str:
