@@ -22,7 +22,7 @@ from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
 from canal_mpi.sweep import engine as engines
 from canal_mpi.sweep.board import Board
-from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work
+from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work, last_words
 from canal_mpi.sweep.estimate import Pace, seconds_of, together
 from canal_mpi.sweep.folder import save
 from canal_mpi.sweep.grid import Point
@@ -113,6 +113,18 @@ def test_a_broken_point_does_not_stop_the_others_and_says_why(
     fake["a"] = "works"
     engine, told = swept(tmp_path, a_point("a"), a_point("b"))
     assert told == ["resumed a", "finished a"]
+
+
+def test_the_reason_is_of_this_start_and_no_warning(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("canal-mpi: the old trouble.\n")
+    since = log.stat().st_size
+    with log.open("a") as file:
+        file.write("canal-mpi: warning: it is late.\n")
+    assert last_words(log, since) == f"see {log}"
+    with log.open("a") as file:
+        file.write("canal-mpi: the disk is full.\ncanal-mpi: warning: it is late.\n")
+    assert last_words(log, since) == "the disk is full."
 
 
 def begin(folder: Path) -> None:

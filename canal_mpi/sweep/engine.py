@@ -27,6 +27,7 @@ from canal_mpi.sweep.grid import Point
 EVERY = 0.2  # seconds between two looks
 LATER = 10.0  # seconds until a point that another host has is tried again
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SAYS = "canal-mpi:"  # before what a rank complains of
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
 FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
 
@@ -42,6 +43,7 @@ class Work:
     why: str = ""  # it broke
     seconds: float = 0.0  # that it took this time
     begun: float = 0.0
+    heard: int = 0  # bytes of its log that are older
     later: float = 0.0  # when it is looked at again
     resumes: bool = False  # whether it was started from its checkpoints
     anew: bool = False  # whether it must begin anew: its checkpoints are damaged
@@ -129,6 +131,7 @@ class Engine:
         temporary = work.kept.enter_context(scratch())
         work.kept.callback(clean_up, temporary)
         log = work.kept.enter_context(work.log.open("ab"))
+        work.heard = work.log.stat().st_size
         log.write(f"{launch}\n".encode())
         log.flush()
         work.process = subprocess.Popen(
@@ -160,7 +163,7 @@ class Engine:
         elif work.process.returncode == DamagedData.code and work.resumes:
             work.status, work.anew = WAITING, True
         else:
-            work.status, work.why = BROKEN, last_words(work.log)
+            work.status, work.why = BROKEN, last_words(work.log, work.heard)
         self.tell(work.status if work.status != WAITING else "repeated", work)
 
     def _note(self, number: int, frame: Any) -> None:
@@ -211,14 +214,15 @@ def has_begun(run: Path) -> bool:
     return any((run / "checkpoints").glob("agent-*/round-*"))
 
 
-def last_words(log: Path) -> str:
-    """The last complaint in a log, or where to look."""
+def last_words(log: Path, since: int) -> str:
+    """The last complaint in a log behind so many bytes, or where to look."""
     try:
-        lines = log.read_text(errors="replace")[-(1 << 16) :].splitlines()
+        lines = log.read_bytes()[since:][-(1 << 16) :].decode(errors="replace").splitlines()
     except OSError:
         lines = []
-    said = [line for line in lines if line.startswith("canal-mpi:")]
-    return said[-1].removeprefix("canal-mpi:").strip() if said else f"see {log}"
+    said = [line.removeprefix(SAYS).strip() for line in lines if line.startswith(SAYS)]
+    said = [words for words in said if not words.startswith("warning:")]
+    return said[-1] if said else f"see {log}"
 
 
 def cores() -> int:
