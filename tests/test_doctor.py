@@ -76,6 +76,7 @@ def test_what_could_not_be_found_out_is_a_finding() -> None:
 def test_the_table_has_a_line_a_host_also_for_silent_ones() -> None:
     lines = table([row(report(games={"trouble": "x"})), row(Report("delta", 2, silence="down"))])
     assert lines[1].split()[:3] == ["nano-1", "1", "aarch64"] and " ?  " in lines[1]
+    assert "2.1 GB (needs 0 B)" in lines[1]
     assert lines[2].split() == ["delta", "2", "silent"]
 
 
