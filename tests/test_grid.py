@@ -1,6 +1,7 @@
 """The points of a sweep, their names, and the folder that remembers them."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,9 @@ def test_long_and_odd_settings_still_make_different_names_of_folders() -> None:
     ("make", "words"),
     [
         (lambda: grid.seeds("0", 1), "expected how many"),
+        (lambda: grid.seeds("00", 1), "expected how many"),
+        (lambda: grid.seeds("9" * 5000, 1), "expected how many"),
+        (lambda: grid.agents("9" * 5000), "expected numbers of agents"),
         (lambda: grid.seeds("1,x", 1), "or which, as in 4,7,9"),
         (lambda: grid.agents("0"), "expected numbers of agents"),
         (lambda: grid.varied("learn.lr"), "expected a setting and values"),
@@ -123,6 +127,7 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
         {"ranks": 10**9},
         {"servers": 5},
         {"ranks": "many"},
+        {"ranks": float("inf")},
         {"settings": []},
         {"hosts": ["no host!"]},
         {"network": "-x"},
@@ -137,6 +142,12 @@ def test_what_the_folder_says_is_checked(change: dict[str, Any], tmp_path: Path)
         load_points(tmp_path)
 
 
+def test_a_sweep_without_points_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"points": []}')
+    with pytest.raises(DamagedData, match="0 points"):
+        load_points(tmp_path)
+
+
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no sweep"):
         load_points(tmp_path)
@@ -148,3 +159,4 @@ def test_the_slurm_script_has_the_numbers_of_the_sweep(tmp_path: Path) -> None:
     text = file.read_text()
     assert "#SBATCH --array=0-3\n" in text and "#SBATCH --ntasks=7\n" in text
     assert f"sweep='{folder}'\n" in text
+    assert f"\nVENV=${{VENV:-{sys.prefix}}}\n" in text

@@ -57,6 +57,8 @@ def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
         ("a two", "line 1: 'two' is not understood"),
         ("a env-sever", "did you mean 'env-server'"),
         ("a 0", "1 to 4096 ranks"),
+        ("a " + "9" * 5000, "1 to 4096 ranks"),
+        ("a-[1-4000]\nb-[1-4000]\n" * 99, "more than the 4096 hosts"),
         ("a 1 2", "1 to 4096 ranks"),
         ("a:b", "1 to 4096 ranks"),
         ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no name of a host"),
@@ -73,6 +75,11 @@ def test_a_wrong_line_is_named_with_what_was_expected(text: str, words: str) -> 
 def test_this_machine_is_known_by_name_and_address() -> None:
     assert is_here("localhost") and is_here("127.0.0.1") and is_here(socket.gethostname())
     assert not is_here("192.0.2.7") and not is_here("nano-1.invalid")
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("nano-1 2\n", encoding="utf-8-sig")
+    assert read_hosts(tmp_path / "hosts") == [Host("nano-1", 2)]
 
 
 def test_a_file_that_is_missing_or_no_text_is_said(tmp_path: Path) -> None:

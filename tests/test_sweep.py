@@ -16,11 +16,12 @@ from madeup import write_run
 from canal_mpi.cli import cli
 from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.job import Job
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
 from canal_mpi.sweep import engine as engines
+from canal_mpi.sweep import estimate
 from canal_mpi.sweep.board import Board
 from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work, last_words
 from canal_mpi.sweep.estimate import Pace, seconds_of, together
@@ -260,6 +261,21 @@ def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:
         work.status, work.seconds = status, seconds
     assert Board(engine).left() == 10 + 15
     assert "2 of 4 points are finished · about 25 s left" in Board(engine).lines()[-1]
+
+
+def test_a_trial_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "LONGEST", 0.01)
+    with pytest.raises(RankFailed, match="the trial of 600 steps took more than"):
+        estimate.pace_of(Job(tasks=("CartPole-v1",)))
+
+
+def test_a_table_is_no_higher_than_its_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINES", "12")
+    board = Board(Engine(tmp_path, [a_point(f"p{k}") for k in range(40)], 2))
+    board._terminal = True
+    assert len(board.lines()) < 12 and " … and 33 more" in board.lines()
 
 
 def test_estimates_count_steps_crowding_and_slow_devices() -> None:

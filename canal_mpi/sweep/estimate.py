@@ -45,7 +45,13 @@ def pace_of(job: Job) -> Pace:
         file.write_text(config.to_toml(short), encoding="utf-8")
         command = [*program(), "train", "-q", "--job", str(file), "--out", str(run)]
         env = Launch(command, settings=False).environment()
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST)
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST)
+        except subprocess.TimeoutExpired as error:
+            raise RankFailed(
+                f"the trial of {frames} steps took more than {LONGEST:.0f} s, so no time can be "
+                "told: shorten evaluation.episodes or evaluation.max_steps, or leave out --dry-run."
+            ) from error
         if done.returncode:
             raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
         tasks = load(run)["tasks"]

@@ -15,7 +15,7 @@ from canal_mpi.cluster.hostfile import MOST_RANKS, Host, parse_hosts
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.results.files import NAME, write_whole
-from canal_mpi.sweep.grid import Point
+from canal_mpi.sweep.grid import MOST_POINTS, Point
 
 NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
@@ -55,8 +55,18 @@ def load_points(folder: Path) -> list[Point]:
         raise UsageError(f"{folder} holds no sweep: there is no sweep.json in it.")
     try:
         facts = json.loads(path.read_bytes()[:LARGEST])
+        if not 1 <= len(facts["points"]) <= MOST_POINTS:
+            raise ValueError(f"{len(facts['points'])} points")
         return [_read(folder, entry) for entry in facts["points"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
 
 

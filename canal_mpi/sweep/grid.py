@@ -7,13 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from canal_mpi import config
-from canal_mpi.cluster.hostfile import Host, is_here, read_hosts, total
+from canal_mpi.cluster.hostfile import MOST_RANKS, Host, is_here, read_hosts, total
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
 from canal_mpi.rank.emulate import emulated
 from canal_mpi.results.files import NAME, file_name
 
 MOST_POINTS = 10_000
+DIGITS = 19  # fewer than that has a number
 AGENTS = 5  # of a point, where nothing else says
 
 
@@ -106,18 +107,21 @@ def name_of(settings: dict[str, str]) -> str:
 def seeds(text: str, first: int) -> Axis:
     """`3`: three seeds from the job's own on; `4,7`: these."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or text == "0":
-        raise UsageError(f"--seeds {text}: expected how many, as in 3, or which, as in 4,7,9.")
-    numbers = [int(word) for word in words]
-    chosen = numbers if len(numbers) > 1 else range(first, first + numbers[0])
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < DIGITS]
+    many = len(words) > 1
+    if len(numbers) < len(words) or not (many or 1 <= numbers[0] <= MOST_POINTS):
+        short = text if len(text) < 80 else f"{text[:80]}…"
+        raise UsageError(f"--seeds {short}: expected how many, as in 3, or which, as in 4,7,9.")
+    chosen = numbers if many else range(first, first + numbers[0])
     return Axis("seed", [Choice(str(seed), {"seed": seed}) for seed in chosen])
 
 
 def agents(text: str) -> Axis:
     """Numbers of agents, as in `2,5`."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"-n {text}: expected numbers of agents, as in 5 or 2,3,5.")
+    fit = (w.isdecimal() and len(w) < DIGITS and 1 <= int(w) <= MOST_RANKS for w in words)
+    if not all(fit):
+        raise UsageError(f"-n {text[:80]}: expected numbers of agents, as in 5 or 2,3,5.")
     return Axis("agents", [Choice(word, ranks=int(word)) for word in words])
 
 
