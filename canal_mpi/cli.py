@@ -2,6 +2,7 @@
 
 import os
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -270,4 +271,7 @@ def run() -> int:
         return error.exit_code
     except click.Abort as error:
         raise KeyboardInterrupt from error
+    except Exception:  # a mistake of ours; 1 would mean that doctor or verify found something
+        traceback.print_exc()
+        return CanalError.code
     return int(code or 0)

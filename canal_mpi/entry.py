@@ -10,7 +10,7 @@ INTERRUPTED = 130
 def main() -> None:
     """Run the command line; every trouble is one line and an exit code."""
     watched = None
-    if "train" in sys.argv[1:]:
+    if sys.argv[1:2] == ["train"]:
         watched = witness.stand_by()
         signals.listen()
     try:

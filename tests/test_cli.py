@@ -210,3 +210,14 @@ def test_clicks_own_mistakes_have_the_same_exit_code(
 def test_a_colon_does_not_hide_a_wrong_name(setting: str) -> None:
     result = run("config", "--set", setting)
     assert result.exit_code != 0
+
+
+def test_a_mistake_of_ours_is_not_taken_for_a_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("canal_mpi.cluster.doctor.examine", breaks)
+    code, said = fails(capsys, monkeypatch, "doctor")
+    assert code == 70 and "ZeroDivisionError" in said

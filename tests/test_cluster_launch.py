@@ -1,7 +1,12 @@
 """The command of a job, for either MPI, and what becomes of its end."""
 
+import os
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +57,16 @@ def test_settings_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert launch.env["OMP_NUM_THREADS"] == "4"
 
 
+def test_without_settings_those_of_our_environment_stay_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CANAL_SEED", "7")
+    for mpi in (OPEN, HYDRA):
+        launch = plan_launch(3, TRAIN, HOSTS, mpi=mpi, settings=False)
+        assert "CANAL_SEED" not in str(launch) and "CANAL_SEED" not in launch.environment()
+        assert "CANAL_SEED" in plan_launch(3, TRAIN, HOSTS, mpi=mpi).environment()
+
+
 def test_mpich_gets_the_same_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANAL_SEED", "7")
     argv = plan_launch(3, TRAIN, HOSTS, mpi=HYDRA, network="eth0").argv
@@ -96,9 +111,28 @@ def test_hosts_say_how_many_ranks_there_are_and_which_serve() -> None:
         command_of(Wish(("train",)))
 
 
+def test_only_train_has_env_servers_and_goes_on_without_the_dead() -> None:
+    hosts = (Host("a", 3), Host("x", 2, serves=True))
+    evaluate = command_of(Wish(("evaluate", "run"), hosts=hosts)).argv
+    assert evaluate[-2:] == ["evaluate", "run"]
+    with pytest.raises(UsageError, match="for train, not for evaluate"):
+        command_of(Wish(("evaluate", "run"), ranks=2, ft=True))
+    with pytest.raises(UsageError, match="-n 4, but the hosts have 5 ranks, and the last 2"):
+        command_of(Wish(("train",), ranks=4, hosts=hosts))
+
+
 def test_launch_under_mpirun_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "1")
+    with pytest.raises(UsageError, match="start it without mpirun"):
+        command_of(Wish(("train",), ranks=2))
+
+
+def test_an_interactive_shell_of_slurm_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert has(command_of(Wish(("train",), ranks=2)).argv, "-np", "2")
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     with pytest.raises(UsageError, match="start it without mpirun"):
         command_of(Wish(("train",), ranks=2))
 
@@ -149,6 +183,36 @@ def test_what_a_rank_said_is_not_said_again(
     program = "import sys; print('canal-mpi: no.', file=sys.stderr); sys.exit(2)"
     assert ended(tmp_path, program) == (2, [])
     assert capfd.readouterr().err == "canal-mpi: no.\n"
+
+
+def test_an_output_that_nobody_reads_does_not_hold_up_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a pipe holds is still read."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert ended(tmp_path, "for k in range(200000): print('word', k)") == (0, [])
+        with suppress(OSError):
+            out.flush()
+        monkeypatch.undo()
+        with suppress(OSError):
+            out.close()
+
+
+def test_a_signal_before_mpirun_is_there_reaches_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    code, said = ended(tmp_path, "import time; time.sleep(60)")
+    assert code == 130 and said[0].startswith("SIGINT: the ranks save and stop")
 
 
 def test_processes_and_the_folder_of_a_job_are_cleared_away(tmp_path: Path) -> None:

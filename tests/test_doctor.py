@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 from launch import run
@@ -14,6 +18,7 @@ from canal_mpi.cluster.findings import Report, findings, row, size, slow_links, 
 from canal_mpi.cluster.hostfile import parse_hosts
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.config import resolve
+from canal_mpi.rank import links
 
 FACTS = {
     "host": "nano-1",
@@ -71,7 +76,38 @@ def test_what_could_not_be_found_out_is_a_finding() -> None:
 def test_the_table_has_a_line_a_host_also_for_silent_ones() -> None:
     lines = table([row(report(games={"trouble": "x"})), row(Report("delta", 2, silence="down"))])
     assert lines[1].split()[:3] == ["nano-1", "1", "aarch64"] and " ?  " in lines[1]
+    assert "2.1 GB (needs 0 B)" in lines[1]
     assert lines[2].split() == ["delta", "2", "silent"]
+
+
+class SlowComm:
+    """Two ranks in one process, joined by queues of so many bytes a second."""
+
+    def __init__(self, rank: int, boxes: list["Queue[Any]"], rate: float) -> None:
+        self.rank, self.boxes, self.rate = rank, boxes, rate
+
+    def Get_rank(self) -> int:
+        return self.rank
+
+    def Send(self, data: Any, peer: int, tag: int) -> None:
+        time.sleep(data.nbytes / self.rate)
+        self.boxes[peer].put(data.copy())
+
+    def Recv(self, data: Any, peer: int, tag: int) -> None:
+        data[:] = self.boxes[self.rank].get(timeout=30)
+
+
+@pytest.mark.parametrize("rate", [1e5, 1e6])
+def test_a_slow_link_is_measured_in_about_a_second(rate: float) -> None:
+    boxes: list[Queue[Any]] = [Queue(), Queue()]
+    ranks: list[Any] = [SlowComm(rank, boxes, rate) for rank in (0, 1)]
+    start = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        echo = pool.submit(links.measure, ranks[1], [(0, 1)])
+        found = links.measure(ranks[0], [(0, 1)])
+        echo.result()
+    assert 0.3 * rate < found["0-1"][1] <= rate
+    assert time.monotonic() - start < 10  # 4 MB four times would take 16 s and more
 
 
 def test_sizes_and_slow_links_are_readable() -> None:

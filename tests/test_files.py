@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 from canal_mpi.errors import DirectoryInUse, StorageError, UsageError
-from canal_mpi.results.files import NAME, PARTS, RESULTS, RunDirectory, file_name, write_whole
+from canal_mpi.results.files import (
+    NAME,
+    PARTS,
+    RESULTS,
+    RunDirectory,
+    file_name,
+    temporary_name,
+    write_whole,
+)
 
 
 def names(folder: Path) -> set[str]:
@@ -39,6 +47,20 @@ def test_a_large_file_survives_short_writes(
     monkeypatch.setattr(os, "write", lambda fd, view: write(fd, bytes(view[:999])))
     write_whole(tmp_path / "f", data)
     assert (tmp_path / "f").read_bytes() == data
+
+
+def test_what_a_killed_run_was_writing_is_cleared_away(tmp_path: Path) -> None:
+    half = tmp_path / ".run.h5.nano-1-77.new"
+    half.touch()
+    RunDirectory(tmp_path).create(force=False, needed_bytes=0)
+    assert not half.exists()
+
+
+def test_two_writers_of_a_file_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = temporary_name("run.h5")
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    second = temporary_name("run.h5")
+    assert first != second and second.endswith("-7.new") and second.startswith(".run.h5.")
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])

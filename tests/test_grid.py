@@ -1,6 +1,8 @@
 """The points of a sweep, their names, and the folder that remembers them."""
 
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +67,9 @@ def test_mixes_of_hosts_are_used_or_played(tmp_path: Path) -> None:
     assert [(p.name, p.ranks, p.servers) for p in played] == [("a", 3, 0), ("b", 3, 1)]
     assert played[0].job.emulate == ("xavier-1", "xavier-1", "nano-1@0.5")
     assert played[0].hosts == ()
-    real = points(grid.hostfiles(pattern, emulate=False))
+    with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
+        grid.hostfiles(pattern, emulate=False)
+    real = points(grid.hostfiles(pattern, emulate=False, shared_disk=True))
     assert [host.name for host in real[0].hosts] == ["xavier-1", "nano-1"]
     assert real[0].job.emulate == ()
 
@@ -81,6 +85,9 @@ def test_long_and_odd_settings_still_make_different_names_of_folders() -> None:
     ("make", "words"),
     [
         (lambda: grid.seeds("0", 1), "expected how many"),
+        (lambda: grid.seeds("00", 1), "expected how many"),
+        (lambda: grid.seeds("9" * 5000, 1), "expected how many"),
+        (lambda: grid.agents("9" * 5000), "expected numbers of agents"),
         (lambda: grid.seeds("1,x", 1), "or which, as in 4,7,9"),
         (lambda: grid.agents("0"), "expected numbers of agents"),
         (lambda: grid.varied("learn.lr"), "expected a setting and values"),
@@ -101,6 +108,9 @@ def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
     assert load_points(tmp_path) == few
     save(tmp_path, more)
     assert load_points(tmp_path) == more
+    wide = [replace(point, network="10.0.0.0/24") for point in few]
+    save(tmp_path, wide)
+    assert load_points(tmp_path) == wide
 
 
 def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
@@ -117,8 +127,10 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
         {"ranks": 10**9},
         {"servers": 5},
         {"ranks": "many"},
+        {"ranks": float("inf")},
         {"settings": []},
         {"hosts": ["no host!"]},
+        {"network": "-x"},
     ],
 )
 def test_what_the_folder_says_is_checked(change: dict[str, Any], tmp_path: Path) -> None:
@@ -127,6 +139,12 @@ def test_what_the_folder_says_is_checked(change: dict[str, Any], tmp_path: Path)
     facts["points"][0] |= change
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     with pytest.raises((DamagedData, UsageError)):
+        load_points(tmp_path)
+
+
+def test_a_sweep_without_points_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "sweep.json").write_text('{"points": []}')
+    with pytest.raises(DamagedData, match="0 points"):
         load_points(tmp_path)
 
 
@@ -141,3 +159,4 @@ def test_the_slurm_script_has_the_numbers_of_the_sweep(tmp_path: Path) -> None:
     text = file.read_text()
     assert "#SBATCH --array=0-3\n" in text and "#SBATCH --ntasks=7\n" in text
     assert f"sweep='{folder}'\n" in text
+    assert f"\nVENV=${{VENV:-{sys.prefix}}}\n" in text

@@ -1,5 +1,6 @@
 """One description of hosts, read from three ways of writing it, written in two."""
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import ROOT
 
-from canal_mpi.cluster.hostfile import Host, convert, parse_hosts, read_hosts, total
+from canal_mpi.cluster.hostfile import Host, convert, is_here, parse_hosts, read_hosts, total
 from canal_mpi.errors import UsageError
 
 DESCRIPTIONS = sorted((ROOT / "hostfiles").glob("*.hosts"))
@@ -56,6 +57,8 @@ def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
         ("a two", "line 1: 'two' is not understood"),
         ("a env-sever", "did you mean 'env-server'"),
         ("a 0", "1 to 4096 ranks"),
+        ("a " + "9" * 5000, "1 to 4096 ranks"),
+        ("a-[1-4000]\nb-[1-4000]\n" * 99, "more than the 4096 hosts"),
         ("a 1 2", "1 to 4096 ranks"),
         ("a:b", "1 to 4096 ranks"),
         ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no name of a host"),
@@ -67,6 +70,16 @@ def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
 def test_a_wrong_line_is_named_with_what_was_expected(text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("[", r"\[")):
         parse_hosts(text, "file")
+
+
+def test_this_machine_is_known_by_name_and_address() -> None:
+    assert is_here("localhost") and is_here("127.0.0.1") and is_here(socket.gethostname())
+    assert not is_here("192.0.2.7") and not is_here("nano-1.invalid")
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_part_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("nano-1 2\n", encoding="utf-8-sig")
+    assert read_hosts(tmp_path / "hosts") == [Host("nano-1", 2)]
 
 
 def test_a_file_that_is_missing_or_no_text_is_said(tmp_path: Path) -> None:

@@ -90,6 +90,12 @@ def test_what_ranks_say_goes_on_at_once_in_any_pieces() -> None:
     assert Sieve(Noise()).pass_on("\x1b[2A  half a line") == "\x1b[2A  half a line"
 
 
+def test_a_border_that_is_never_closed_holds_nothing_back_for_ever() -> None:
+    text = "-" * 70 + "\n" + "".join(f"row {k}\n" for k in range(100))
+    shown, noise = heard(text)
+    assert shown == text and noise.lines == []
+
+
 def test_a_warning_of_a_rank_is_not_its_last_word() -> None:
     assert not heard("canal-mpi: warning: nano-1 computes on its CPU.\n")[1].spoken
     assert heard("canal-mpi: agent 2 was killed.\n")[1].spoken

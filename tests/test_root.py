@@ -1,5 +1,6 @@
 """What needs root or Debian packages: full disks, crashes inside a save, several hosts."""
 
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,10 +50,11 @@ def test_a_disk_that_fills_up_leaves_the_old_file_whole(small_disk: Path) -> Non
 
 CALLS = ("write", "fsync", "rename")
 SAVE = """
-import sys
+import os, sys
 from pathlib import Path
 import numpy as np
 from canal_mpi.results.hdf5 import write_arrays
+os.getpid = lambda: 7  # it is in the name that is traced
 write_arrays(Path(sys.argv[1]), {"a": np.full(100, int(sys.argv[2]))}, {})
 """
 
@@ -66,7 +68,8 @@ def test_a_crash_inside_a_save_leaves_the_old_or_the_new_file(call: str, tmp_pat
     crashes = 0
     for when in range(1, 4):
         subprocess.run([python, "-c", SAVE, str(file), "1"], check=True, cwd=ROOT)
-        trace = ["strace", "-f", "-o", "/dev/null", "-P", str(file.with_name(".file.h5.new"))]
+        half = file.with_name(f".file.h5.{socket.gethostname()}-7.new")
+        trace = ["strace", "-f", "-o", "/dev/null", "-P", str(half)]
         trace += ["-P", str(file), "-P", str(tmp_path), "-e", f"trace={call}"]
         trace += ["-e", f"inject={call}:signal=KILL:when={when}"]
         done = subprocess.run([*trace, python, "-c", SAVE, str(file), "2"], cwd=ROOT)

@@ -6,19 +6,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import h5py
 import pytest
 from launch import environment, processes_with, run
+from madeup import write_run
 
+from canal_mpi.cli import cli
+from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
+from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.job import Job
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
 from canal_mpi.sweep import engine as engines
+from canal_mpi.sweep import estimate
 from canal_mpi.sweep.board import Board
-from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work
+from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work, last_words
 from canal_mpi.sweep.estimate import Pace, seconds_of, together
+from canal_mpi.sweep.folder import save
 from canal_mpi.sweep.grid import Point
 
 FAKE = """
@@ -29,11 +36,18 @@ folder, how, resumes = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 with open(folder.parent / "calls", "a") as calls:
     calls.write(f"{folder.name} {'resumes' if resumes else 'starts'}\\n")
+if how == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 (folder / "checkpoints/agent-0").mkdir(parents=True, exist_ok=True)
 (folder / "checkpoints/agent-0/round-1").touch()
-if how == "slow":
+if how in ("slow", "deaf"):
     time.sleep(60)
-if how == "breaks" or (how == "can't resume" and resumes):
+if how == "damaged" and resumes:
+    sys.exit(65)
+if how == "in use":
+    sys.exit(73)
+if how == "breaks":
     sys.exit("canal-mpi: the disk is full.")
 write_arrays(folder / "run.h5", {}, {"status": "finished"})
 """
@@ -102,14 +116,34 @@ def test_a_broken_point_does_not_stop_the_others_and_says_why(
     assert told == ["resumed a", "finished a"]
 
 
-def test_a_point_that_can_t_go_on_is_repeated_from_its_start(
+def test_the_reason_is_of_this_start_and_no_warning(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("canal-mpi: the old trouble.\n")
+    since = log.stat().st_size
+    with log.open("a") as file:
+        file.write("canal-mpi: warning: it is late.\n")
+    assert last_words(log, since) == f"see {log}"
+    with log.open("a") as file:
+        file.write("canal-mpi: the disk is full.\ncanal-mpi: warning: it is late.\n")
+    assert last_words(log, since) == "the disk is full."
+
+
+def begin(folder: Path) -> None:
+    """Leave a checkpoint, as a run that was stopped does."""
+    (folder / "checkpoints/agent-0").mkdir(parents=True)
+    (folder / "checkpoints/agent-0/round-1").touch()
+
+
+def test_only_a_point_with_damaged_checkpoints_is_repeated_from_its_start(
     fake: dict[str, str], tmp_path: Path
 ) -> None:
-    (tmp_path / "a/checkpoints/agent-0").mkdir(parents=True)
-    (tmp_path / "a/checkpoints/agent-0/round-1").touch()
-    fake["a"] = "can't resume"
-    _, told = swept(tmp_path, a_point("a"))
+    begin(tmp_path / "a")
+    begin(tmp_path / "b")
+    fake |= {"a": "damaged", "b": "breaks"}
+    _, told = swept(tmp_path, a_point("a"), slots=1)
     assert told == ["resumed a", "repeated a", "started a", "finished a"]
+    _, told = swept(tmp_path, a_point("b"))
+    assert told == ["resumed b", "broken b"] and calls(tmp_path).count("b starts") == 0
 
 
 def test_a_signal_stops_politely_and_the_next_start_goes_on(
@@ -129,6 +163,39 @@ def test_a_signal_stops_politely_and_the_next_start_goes_on(
     fake["a"] = "works"
     swept(tmp_path, a_point("a"), a_point("b"))
     assert calls(tmp_path) == ["a resumes", "a starts", "b starts"]
+
+
+def test_a_signal_that_comes_while_a_point_is_being_started_is_not_lost(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake["a"] = "slow"
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    engine = Engine(tmp_path, [a_point("a")], 1)
+    begun = time.monotonic()
+    engine.run()
+    assert engine.asked == "SIGTERM" and engine.works[0].status == STOPPED
+    assert time.monotonic() - begun < 40  # it would sleep for 60 s
+
+
+def test_a_second_signal_ends_what_does_not_listen(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "PATIENCE", 0.5)
+    fake["a"] = "deaf"
+    engine = Engine(tmp_path, [a_point("a")], 1)
+
+    def interrupt() -> None:
+        if (tmp_path / "a/checkpoints/agent-0/round-1").exists():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    engine.run(interrupt)
+    assert engine.works[0].status == STOPPED
 
 
 def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -> None:
@@ -160,6 +227,33 @@ def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None
     assert not (tmp_path / "calls").exists()
 
 
+def test_a_point_that_was_in_use_after_all_is_left_alone_for_a_while(
+    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "LATER", 2.0)
+    fake["a"] = "in use"
+    engine = Engine(tmp_path, [a_point("a")], 1)
+
+    def free() -> None:
+        fake["a"] = "works" if engine.works[0].status == ELSEWHERE else fake["a"]
+
+    engine.run(free)
+    starts = (tmp_path / "logs/a.log").read_text().count("-c")
+    assert engine.works[0].status == FINISHED and starts == 2
+
+
+def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(tmp_path, [a_point("a"), a_point("b")])
+    write_run(tmp_path / "a")
+    (tmp_path / "a/job.toml").unlink()  # it is of another job
+    cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
+    said = capsys.readouterr().out
+    assert "1 of 2 points are finished" in said and (tmp_path / "report.html").is_file()
+    assert not (tmp_path / "logs").exists() and not (tmp_path / "b").exists()
+    with pytest.raises(UsageError, match="of which sweep"):
+        cli(["sweep", "--report"], standalone_mode=False)
+
+
 def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:
     engine = Engine(tmp_path, [a_point(name) for name in "abcd"], 2)
     states = [(FINISHED, 10.0), (FINISHED, 20.0), ("running", 5.0), ("waiting", 0.0)]
@@ -167,6 +261,21 @@ def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:
         work.status, work.seconds = status, seconds
     assert Board(engine).left() == 10 + 15
     assert "2 of 4 points are finished · about 25 s left" in Board(engine).lines()[-1]
+
+
+def test_a_trial_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate, "LONGEST", 0.01)
+    with pytest.raises(RankFailed, match="the trial of 600 steps took more than"):
+        estimate.pace_of(Job(tasks=("CartPole-v1",)))
+
+
+def test_a_table_is_no_higher_than_its_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LINES", "12")
+    board = Board(Engine(tmp_path, [a_point(f"p{k}") for k in range(40)], 2))
+    board._terminal = True
+    assert len(board.lines()) < 12 and " … and 33 more" in board.lines()
 
 
 def test_estimates_count_steps_crowding_and_slow_devices() -> None:

@@ -1,11 +1,16 @@
 """Processes that play a slower device: slowed, never stopped for long, left alone afterwards."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
+from canal_mpi.errors import UsageError
+from canal_mpi.rank import throttle
 from canal_mpi.rank.throttle import busy_seconds, pace
 
 
@@ -65,6 +70,39 @@ def test_a_helper_ends_when_its_process_is_killed_and_leaves_nobody_stopped() ->
     while Path(f"/proc/{helper}").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not Path(f"/proc/{helper}").exists()
+
+
+HELPED = """
+import os
+from canal_mpi.rank.throttle import pace
+with pace(0.05):
+    print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True)
+    end = os.times().user + 0.5
+    while os.times().user < end: pass
+"""
+
+
+def state(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_rank_goes_on_when_its_helper_is_killed_and_says_so() -> None:
+    command = [sys.executable, "-c", HELPED]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        helper = int(rank.stdout.readline())
+        deadline = time.monotonic() + 30
+        while state(rank.pid) != "T":
+            assert time.monotonic() < deadline
+        os.kill(helper, signal.SIGKILL)
+        _, said = rank.communicate(timeout=30)
+    assert rank.returncode == 0 and b"warning: the helper that held this rank to 0.05" in said
+
+
+def test_a_kernel_that_does_not_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(throttle, "_busy", lambda process: 0.0)
+    with pytest.raises(UsageError, match="schedstat"), pace(0.5):
+        pass
 
 
 def test_children_are_slowed_too_but_not_helpers_with_a_session_of_their_own() -> None:

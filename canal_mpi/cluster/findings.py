@@ -105,9 +105,10 @@ def row(report: Report) -> list[str]:
         return [report.host, str(report.ranks), "silent"]
     words = {k: "?" if isinstance(v, dict) else str(v) for k, v in report.facts.items()}
     cuda = "yes" if words.get("cuda") == "" else "no"
+    needs = {"memory": report.needs_memory, "disk": report.needs_disk}
     room = [
-        size(v) if isinstance(v := report.facts.get(name), int) else "?"
-        for name in ("memory", "disk")
+        f"{size(v)} (needs {size(need)})" if isinstance(v := report.facts.get(name), int) else "?"
+        for name, need in needs.items()
     ]
     texts = [words.get(name, "?") or "none" for name in VERSIONS]
     clock = f"{report.offset:+.1f} s"

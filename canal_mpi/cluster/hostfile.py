@@ -7,6 +7,7 @@ understood too.
 """
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from canal_mpi.errors import UsageError
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 RANGE = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
 MOST_RANKS, MOST_HOSTS = 4096, 4096
+DIGITS = 10  # fewer than that has a number
 SLOWEST = 0.05  # speed factor: below it, stops would be too long for heartbeats
 SHAPE = "expected a name and a number of ranks, as in `nano-1 2` or `nano-[1-4]`"
 
@@ -39,7 +41,7 @@ def read_hosts(path: Path) -> list[Host]:
 def read_text(path: Path) -> str:
     """What is in a hostfile."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(f"hostfile {path} can't be read: {reason}.") from error
@@ -52,10 +54,10 @@ def parse_hosts(text: str, where: str) -> list[Host]:
         words = line.partition("#")[0].split()
         if words:
             found += _line(words, f"{where}, line {number}")
+        if len(found) > MOST_HOSTS:
+            raise UsageError(f"{where} names more than the {MOST_HOSTS} hosts that are possible.")
     if not found:
         raise UsageError(f"{where} names no host; {SHAPE}.")
-    if len(found) > MOST_HOSTS:
-        raise UsageError(f"{where} names {len(found)} hosts; at most {MOST_HOSTS} are possible.")
     names = [host.name for host in found]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -84,7 +86,8 @@ def _line(words: Sequence[str], where: str) -> list[Host]:
         elif not word.startswith(("max_slots=", "max-slots=")):
             hint = pick.suggestion(word, ["env-server", "slots=1", "speed=0.5"]) or ";"
             raise UsageError(f"{where}: '{word}' is not understood{hint} {SHAPE}.")
-    if len(given) > 1 or not all(g.isdecimal() and 1 <= int(g) <= MOST_RANKS for g in given):
+    fit = (g.isdecimal() and len(g) < DIGITS and 1 <= int(g) <= MOST_RANKS for g in given)
+    if len(given) > 1 or not all(fit):
         raise UsageError(f"{where}: '{' '.join(words)}': {SHAPE}, 1 to {MOST_RANKS} ranks a host.")
     ranks = int(given[0]) if given else 1
     return [Host(one, ranks, serves, speed) for one in _names(name, where)]
@@ -113,6 +116,26 @@ def _names(name: str, where: str) -> list[str]:
     if not NAME.fullmatch(names[0]):
         raise UsageError(f"{where}: '{name}' is no name of a host; {SHAPE}.")
     return names
+
+
+def is_here(name: str) -> bool:
+    """Whether a name, or an address, is that of this machine."""
+    if name in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(name, 0, type=socket.SOCK_DGRAM)
+    except OSError:
+        return False
+    return any(_is_ours(family, address) for family, _, _, _, address in found)
+
+
+def _is_ours(family: int, address: tuple[str | int, ...] | tuple[int, bytes]) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(address)  # works with an address of our own only
+        return True
+    except OSError:
+        return False
 
 
 def render(hosts: Sequence[Host], kind: str) -> str:

@@ -24,6 +24,7 @@ class Launch:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
+    settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -32,7 +33,7 @@ class Launch:
 
     def environment(self) -> dict[str, str]:
         """The whole environment to start it in."""
-        return os.environ | self.env
+        return _ours(self.settings) | self.env
 
 
 def plan_launch(
@@ -44,27 +45,33 @@ def plan_launch(
     mpi: Mpi | None = None,
     network: str | None = None,
     command: Sequence[str] = (),
+    settings: bool = True,
 ) -> Launch:
     """`canal-mpi PROGRAM_ARGUMENTS` (or `command` with them) on so many ranks, on hosts or here.
 
-    `network` is the interface or subnet that hosts reach each other by. UsageError says what
-    can't be done.
+    `network` is the interface or subnet that hosts reach each other by; without `settings` those
+    of our environment don't count. UsageError says what can't be done.
     """
     mpi = mpi or find_mpi()
     _check(ranks, hosts, ft, mpi)
     arguments = [*program_arguments]
-    if env_servers and not any(word.startswith("--env-server") for word in arguments):
+    trains = arguments[:1] == ["train"]
+    if trains and env_servers and not any(word.startswith("--env-server") for word in arguments):
         arguments += ["--env-servers", str(env_servers)]
-    if ft and "--ft" not in arguments:
+    if trains and ft and "--ft" not in arguments:
         arguments.append("--ft")
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     if hosts and mpi.kind == "mpich":
         env["HYDRA_LAUNCHER_EXTRA_ARGS"] = os.environ.get("HYDRA_LAUNCHER_EXTRA_ARGS", SSH)
-    names = forwarded(os.environ | env)
+    names = forwarded(_ours(settings) | env)
     build = _open_mpi if mpi.kind == "openmpi" else _mpich
     options = build(mpi, ranks, hosts, names, network)
     options += ["--with-ft", "ulfm"] if ft else []
-    return Launch([str(mpi.mpirun), *options, *(command or program()), *arguments], env)
+    return Launch([str(mpi.mpirun), *options, *(command or program()), *arguments], env, settings)
+
+
+def _ours(settings: bool) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if settings or not k.startswith("CANAL_")}
 
 
 def forwarded(environ: Mapping[str, str]) -> list[str]:

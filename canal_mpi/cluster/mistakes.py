@@ -13,6 +13,7 @@ HELD = re.compile(
 )
 MAY_START = tuple("-=[/sHWPYTFANnbcr")  # a line of these
 MOST = 400  # lines that are kept
+LONGEST = 40  # lines between two borders; more than that is no text of a launcher
 DOCTOR = "`canal-mpi doctor --hostfile FILE` looks at every host"
 SAME_PATH = "install canal-mpi with the same MPI at the same path on every host"
 
@@ -106,6 +107,12 @@ class Noise:
             self.hopeless = self.hopeless or HOPELESS.search(line) is not None
         return held
 
+    def forget(self, lines: Sequence[str]) -> None:
+        """These were not the launcher's."""
+        for line in lines:
+            if line in self.lines:
+                self.lines.remove(line)
+
     def diagnosis(self) -> str:
         """What is wrong and what to do, or nothing where the words are not known."""
         text = " ".join("".join(self.lines).split())
@@ -122,6 +129,7 @@ class Sieve:
     def __init__(self, noise: Noise) -> None:
         self._noise = noise
         self._inside = False
+        self._held: list[str] = []  # of the bordered text
         self._rest = ""  # the beginning of a line that may be noise
         self._open = False  # whether the beginning of this line has gone on already
 
@@ -148,4 +156,16 @@ class Sieve:
         border = BORDER.fullmatch(line) is not None
         held = self._noise.keeps(line, border or self._inside)
         self._inside ^= border
+        if not self._inside:
+            self._held = []
+        elif held:
+            self._held.append(line)
+        if len(self._held) > LONGEST:
+            return self._give_up()
         return "" if held else line
+
+    def _give_up(self) -> str:
+        """What was held back was no launcher's: say it after all."""
+        shown, self._held, self._inside = self._held, [], False
+        self._noise.forget(shown)
+        return "".join(shown)

@@ -14,7 +14,7 @@ from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import SIGN, status_of
 from canal_mpi.cluster.supervise import Ended, scratch, supervise
 from canal_mpi.errors import RankFailed, Stopped, UsageError
-from canal_mpi.rank.launcher import detect
+from canal_mpi.rank.launcher import refuse_mpirun
 
 OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
@@ -38,13 +38,26 @@ class Wish:
 
 def command_of(wish: Wish) -> Launch:
     """The command that does it."""
-    if detect() is not None:
-        raise UsageError("launch calls mpirun itself: start it without mpirun in front.")
+    refuse_mpirun("launch")
     ranks = total(wish.hosts) if wish.ranks is None else wish.ranks
     if wish.ranks is None and not wish.hosts:
         raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
-    servers = wish.env_servers or total(wish.hosts, serving=True)
+    serving = total(wish.hosts, serving=True)
+    _check(wish, ranks, serving)
+    servers = wish.env_servers or serving
     return plan_launch(ranks, wish.arguments, wish.hosts, servers, wish.ft, network=wish.network)
+
+
+def _check(wish: Wish, ranks: int, serving: int) -> None:
+    """What is asked for must go together; `serving` ranks of the hosts run environments."""
+    if wish.arguments[0] != "train":
+        if wish.ft or wish.env_servers:
+            raise UsageError(f"--ft and --env-server are for train, not for {wish.arguments[0]}.")
+    elif serving and ranks < total(wish.hosts):
+        raise UsageError(
+            f"-n {ranks}, but the hosts have {total(wish.hosts)} ranks, and the last {serving} of "
+            "them run environments: leave out -n, or give hosts fewer ranks in the hostfile."
+        )
 
 
 def start(wish: Wish, launch: Launch, say: Callable[[str], None]) -> int:

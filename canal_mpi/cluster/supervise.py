@@ -40,28 +40,33 @@ class Ended:
 def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
     """Run the command to its end. The first Ctrl-C or SIGTERM reaches the ranks as SIGUSR1, which
     asks them to save and stop; the second one ends them at once."""
-    with scratch() as folder:
+    ended = Ended(0)
+    with scratch() as folder, _asked(ended, say) as signals:
         process = subprocess.Popen(
-            launch.argv,
+            [*dies_with_us(), *launch.argv],
             env=launch.environment() | {"TMPDIR": folder},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
         )
-        ended = Ended(0)
+        signals.reach(process)
         readers = [
             Thread(target=_listen, args=(process, ended.noise, *pair), daemon=True)
             for pair in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))
         ]
-        with _asked(process, ended, say):
-            for reader in readers:
-                reader.start()
-            ended.code = process.wait()
-            ended.left = clean_up(folder)
-            for reader in readers:
-                reader.join(LAST_WORDS)
+        for reader in readers:
+            reader.start()
+        ended.code = process.wait()
+        ended.left = clean_up(folder)
+        for reader in readers:
+            reader.join(LAST_WORDS)
     return ended
+
+
+def dies_with_us() -> list[str]:
+    """A prefix by which mpirun is asked to save and stop should this process be killed."""
+    return [path, "--pdeathsig", "USR1", "--"] if (path := shutil.which("setpriv")) else []
 
 
 @contextmanager
@@ -80,35 +85,70 @@ def scratch() -> Iterator[str]:
 
 
 def _listen(process: Process, noise: Noise, stream: IO[bytes], out: TextIO) -> None:
-    """Pass on what one stream of mpirun says, until it closes."""
+    """Pass on what one stream of mpirun says, until it closes; also where nobody listens to us."""
     sieve, decoder = Sieve(noise), codecs.getincrementaldecoder("utf-8")("replace")
+    heard = True
     while data := os.read(stream.fileno(), 1 << 16):
-        out.write(sieve.pass_on(decoder.decode(data)))
-        out.flush()
+        words = sieve.pass_on(decoder.decode(data))
+        heard = heard and _print(words, out)
         if noise.hopeless:
             _send(process, signal.SIGTERM)
-    out.write(sieve.end())
-    out.flush()
+    if heard:
+        _print(sieve.end(), out)
+
+
+def _print(words: str, out: TextIO) -> bool:
+    """Whether it could be said."""
+    try:
+        out.write(words)
+        out.flush()
+    except (OSError, ValueError):  # a closed pipe, a full disk
+        return False
+    return True
+
+
+class Signals:
+    """Signals as wishes for mpirun; those that come before it is there reach it then."""
+
+    def __init__(self, ended: Ended, say: Callable[[str], None]) -> None:
+        self._ended, self._say = ended, say
+        self._process: Process | None = None
+        self._urgent = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler: the first one asks, the second one ends."""
+        name = signal.Signals(number).name
+        if not self._ended.asked:
+            self._ended.asked = name
+            self._say(f"{name}: the ranks save and stop; again to end them at once.")
+        elif number != signal.SIGUSR1:
+            self._urgent = True
+            self._say("ending at once.")
+        else:
+            return
+        self._pass_on()
+
+    def reach(self, process: Process) -> None:
+        """From here on there is somebody to tell."""
+        self._process = process
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        if self._process is None or not self._ended.asked:
+            return
+        if self._urgent:
+            end_at_once(self._process)
+        else:
+            _send(self._process, signal.SIGUSR1)
 
 
 @contextmanager
-def _asked(process: Process, ended: Ended, say: Callable[[str], None]) -> Iterator[None]:
+def _asked(ended: Ended, say: Callable[[str], None]) -> Iterator[Signals]:
     """While inside, signals are wishes for mpirun."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if not ended.asked:
-            ended.asked = name
-            say(f"{name}: the ranks save and stop; again to end them at once.")
-            _send(process, signal.SIGUSR1)
-        elif number != signal.SIGUSR1:
-            say("ending at once.")
-            _send(process, signal.SIGTERM)
-            Thread(target=_insist, args=(process,), daemon=True).start()
-
-    before = {number: signal.signal(number, note) for number in ASKING}
+    signals = Signals(ended, say)
+    before = {number: signal.signal(number, signals.note) for number in ASKING}
     try:
-        yield
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -117,6 +157,12 @@ def _asked(process: Process, ended: Ended, say: Callable[[str], None]) -> Iterat
 def _send(process: Process, number: int) -> None:
     with suppress(ProcessLookupError):
         process.send_signal(number)
+
+
+def end_at_once(process: Process) -> None:
+    """Let mpirun end its ranks; it is killed if that takes long. Returns at once."""
+    _send(process, signal.SIGTERM)
+    Thread(target=_insist, args=(process,), daemon=True).start()
 
 
 def _insist(process: Process) -> None:

@@ -157,7 +157,7 @@ def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: An
     found = examine(Patient(job, out.absolute(), hosts, options["network"], options["seconds"]))
     ill = {name for name, _ in found.wrong}
     for line in found.lines():
-        bad = any(line.startswith(f" {name}") for name in ill)
+        bad = any(line.startswith((f" {name} ", f" {name}:")) for name in ill)
         click.secho(line, fg="red" if bad else "green")
     number = len(found.wrong)
     click.echo(f"{number} thing{'s' * (number > 1)} to mend." if number else "Fit to run.")

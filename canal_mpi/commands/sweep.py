@@ -1,6 +1,7 @@
 """`canal-mpi sweep`: a grid of runs, one report at the end. Loads no torch and no MPI."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from canal_mpi.sweep.grid import Axis, Point
 
 GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "vary", "out")
+HOSTS = ("network", "shared_disk")
 
 
 @click.command()
@@ -34,6 +36,12 @@ GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "var
 )
 @click.option("--emulate", is_flag=True, help="Play those hosts on this machine, slow ones slowly.")
 @click.option(
+    "--network",
+    metavar="NET",
+    help="How hosts reach each other: a subnet (10.0.0.0/24) or an interface (eth0).",
+)
+@click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
+@click.option(
     "--slots", type=click.IntRange(1), help="Ranks at once; default: this machine's cores."
 )
 @click.option(
@@ -45,6 +53,7 @@ GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "var
     metavar="DIR",
     help="Go on with a sweep; everything about it is in its folder.",
 )
+@click.option("--report", is_flag=True, help="With --resume: start nothing, only show and report.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option("--dry-run", is_flag=True, help="Only list the points, and how long they may take.")
 @click.option(
@@ -67,11 +76,12 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    from canal_mpi.rank.launcher import detect
+    from canal_mpi.rank.launcher import refuse_mpirun
     from canal_mpi.sweep.folder import load_points, save
 
-    if detect() is not None:
-        raise UsageError("sweep calls mpirun itself: start it without mpirun in front.")
+    refuse_mpirun("sweep")
+    if options["report"] and options["resume"] is None:
+        raise UsageError("--report: of which sweep? Give --resume DIR too.")
     if options["resume"] is not None:
         _nothing_else(options)
         folder = options["resume"].absolute()
@@ -84,6 +94,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
         save(folder, points)
     if options["dry_run"]:
         return _list(folder, points, options)
+    if options["report"]:
+        return _report(folder, points)
     if options["slurm"] is not None:
         return _write_script(options["slurm"], folder, points)
     ctx.exit(_run(folder, points, options))
@@ -94,15 +106,21 @@ def _points(options: dict[str, Any]) -> "list[Point]":
     from canal_mpi.cli import flags_of
     from canal_mpi.config import resolve
     from canal_mpi.sweep import grid
+    from canal_mpi.sweep.folder import NETWORK
 
     flags, job_file = flags_of(options), options["job_file"]
     if options["emulate"] and not options["hostfiles"]:
         raise UsageError("--emulate: which hosts? Give --hostfiles 'hostfiles/*.hosts'.")
     if options["hostfiles"] and options["ranks"]:
         raise UsageError("-n and --hostfiles both say how many agents; give one of them.")
+    network, shared = options["network"] or "", options["shared_disk"]
+    if (network or shared) and (options["emulate"] or not options["hostfiles"]):
+        raise UsageError("--network and --shared-disk go with --hostfiles, without --emulate.")
+    if not NETWORK.fullmatch(network):
+        raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
     axes: list[Axis] = []
     if options["hostfiles"]:
-        axes.append(grid.hostfiles(options["hostfiles"], options["emulate"]))
+        axes.append(grid.hostfiles(options["hostfiles"], options["emulate"], shared))
     if options["ranks"]:
         axes.append(grid.agents(options["ranks"]))
     for name, key, given in (
@@ -114,16 +132,19 @@ def _points(options: dict[str, Any]) -> "list[Point]":
     axes += [grid.varied(text) for text in options["vary"]]
     if options["seeds"]:
         axes.append(grid.seeds(options["seeds"], resolve(flags, job_file).seed))
-    return grid.points_of(axes, flags, job_file)
+    return [replace(p, network=network) for p in grid.points_of(axes, flags, job_file)]
 
 
 def _nothing_else(options: dict[str, Any]) -> None:
     """A sweep that goes on is what it was."""
     from canal_mpi.cli import FLAG_KEYS
 
-    given = [name for name in (*GRID, *FLAG_KEYS, "job_file", "assignments") if options[name]]
+    given = [
+        name for name in (*GRID, *HOSTS, *FLAG_KEYS, "job_file", "assignments") if options[name]
+    ]
     if given:
         word = {"job_file": "job", "ranks": "n", "assignments": "set"}.get(given[0], given[0])
+        word = word.replace("_", "-")
         raise UsageError(f"--resume takes everything from the sweep: leave out --{word}.")
 
 
@@ -157,6 +178,18 @@ def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> in
             f"{broken[0].why} The log is {broken[0].log}. To repeat them: {going_on(folder)}"
         )
     return 0
+
+
+def _report(folder: Path, points: "Sequence[Point]") -> None:
+    """How far the sweep is, and its report."""
+    from canal_mpi.sweep import collect
+    from canal_mpi.sweep.board import Board
+    from canal_mpi.sweep.engine import Engine, cores
+
+    engine = Engine(folder, points, cores())
+    engine.look()
+    Board(engine).close()
+    click.echo("\n".join(collect.collect(folder, points)))
 
 
 def _list(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 SIGN = "canal-mpi-links "
-PROBE = 1 << 22  # bytes
+FIRST, LARGEST = 1 << 16, 1 << 22  # bytes
 PINGS, PROBES, TAG = 20, 3, 38
+SECONDS = 1.0  # about so long is a pair probed
 
 
 def mpi_library() -> str:
@@ -39,16 +40,38 @@ def measure(comm: "MPI.Comm", pairs: Sequence[tuple[int, int]]) -> dict[str, lis
     mine, found = comm.Get_rank(), {}
     for one, two in pairs:  # in the same order everywhere, so nobody waits for ever
         if mine == one:
-            _ping(comm, two, 1)  # the first one opens the connection
-            latency = median(_ping(comm, two, 1) for _ in range(PINGS)) / 2
-            _ping(comm, two, PROBE)
-            rate = PROBE / median(_ping(comm, two, PROBE) for _ in range(PROBES))
-            found[f"{one}-{two}"] = [latency, rate]
+            found[f"{one}-{two}"] = _probe(comm, two)
         elif mine == two:
-            for size in [1] * (PINGS + 1) + [PROBE] * (PROBES + 1):
-                comm.Recv(np.empty(size, np.uint8), one, TAG)
-                comm.Send(np.zeros(1, np.uint8), one, TAG)
+            _echo(comm, one, [1] * (PINGS + 1) + [FIRST])
+            size = np.zeros(1, np.int64)
+            comm.Recv(size, one, TAG)
+            _echo(comm, one, [int(size[0])] * (PROBES + 1) if size[0] else [])
     return found
+
+
+def _probe(comm: "MPI.Comm", peer: int) -> list[float]:
+    """Seconds of one way, bytes a second; a slow link carries less, so that it takes no longer."""
+    _ping(comm, peer, 1)  # the first one opens the connection
+    latency = median(_ping(comm, peer, 1) for _ in range(PINGS)) / 2
+    rate = FIRST / _ping(comm, peer, FIRST)
+    size = size_for(rate)
+    comm.Send(np.array([size], np.int64), peer, TAG)
+    if size:
+        _ping(comm, peer, size)
+        rate = size / median(_ping(comm, peer, size) for _ in range(PROBES))
+    return [latency, rate]
+
+
+def size_for(rate: float) -> int:
+    """How large further probes are at so many bytes a second; 0: the first one tells enough."""
+    size = min(int(rate * SECONDS / (PROBES + 1)), LARGEST)
+    return size if size >= FIRST else 0
+
+
+def _echo(comm: "MPI.Comm", peer: int, sizes: Sequence[int]) -> None:
+    for size in sizes:
+        comm.Recv(np.empty(size, np.uint8), peer, TAG)
+        comm.Send(np.zeros(1, np.uint8), peer, TAG)
 
 
 def _ping(comm: "MPI.Comm", peer: int, size: int) -> float:

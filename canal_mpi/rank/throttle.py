@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
+PATIENCE = 1.0  # seconds in which a busy rank must be seen to be busy
 TICK = 0.004  # seconds between two looks
 LONGEST = 0.2  # seconds for which a rank is stopped at once: heartbeats come every half second
 
@@ -23,6 +24,7 @@ def pace(speed: float) -> Iterator[None]:
     if speed == 1:
         yield
         return
+    _check_clock(speed)
     command = [sys.executable, "-I", "-S", __file__, str(os.getpid()), repr(speed)]
     quiet = subprocess.DEVNULL
     helper = subprocess.Popen(
@@ -31,8 +33,28 @@ def pace(speed: float) -> Iterator[None]:
     try:
         yield
     finally:
+        if helper.poll() is not None:
+            words = f"the helper that held this rank to {speed:g} of its speed was ended early"
+            print(f"canal-mpi: warning: {words}: times mean little.", file=sys.stderr, flush=True)
         helper.terminate()
         helper.wait()
+
+
+def _check_clock(speed: float) -> None:
+    """UsageError where the kernel does not tell how busy a process is."""
+    from canal_mpi.errors import UsageError  # the helper runs without the package
+
+    try:
+        before, end, moves = _busy(os.getpid()), monotonic() + PATIENCE, False
+        while not moves and monotonic() < end:
+            moves = _busy(os.getpid()) > before
+    except (OSError, ValueError):
+        moves = False
+    if not moves:
+        raise UsageError(
+            f"speed {speed:g}: /proc/PID/schedstat of this kernel does not tell how busy a rank "
+            "is: leave out speed and --emulate, or use a kernel with CONFIG_SCHED_INFO."
+        )
 
 
 def slow_down(rank: int, speed: float) -> None:
@@ -40,16 +62,20 @@ def slow_down(rank: int, speed: float) -> None:
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    owed, used = 0.0, busy_seconds(rank)
+    guard = _guard()
     held: list[int] = []  # what is stopped, or was
     try:
-        while True:
+        owed, used = 0.0, busy_seconds(rank)
+        while os.getppid() == rank:
             sleep(TICK)
             now = busy_seconds(rank)
             busiest = max(now[process] - used.get(process, 0.0) for process in now)
             owed, used = owed + busiest * (1 / speed - 1), now
             if owed > TICK / 2:
-                start, held = monotonic(), list(now)
+                if held != list(now):
+                    held = list(now)
+                    os.write(guard, f"{' '.join(map(str, held))}\n".encode())
+                start = monotonic()
                 _tell(held, signal.SIGSTOP)
                 sleep(min(owed, LONGEST))
                 _tell(held, signal.SIGCONT)
@@ -58,6 +84,26 @@ def slow_down(rank: int, speed: float) -> None:
         pass  # the rank is gone
     finally:
         _tell(held, signal.SIGCONT)
+        os.write(guard, b"\n")
+
+
+def _guard() -> int:
+    """Make a process that continues whoever is held should this one be killed.
+
+    It hears on a pipe whom that is: a line of process ids; where to write them is returned.
+    """
+    read, write = os.pipe()
+    if os.fork():
+        os.close(read)
+        return write
+    os.close(write)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    held, rest = b"", b""
+    while data := os.read(read, 1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        held = lines[-1] if lines else held
+    _tell([int(word) for word in held.split()], signal.SIGCONT)
+    os._exit(0)
 
 
 def busy_seconds(rank: int) -> dict[int, float]:

@@ -182,5 +182,6 @@ def tidy(run: Path, chosen: dict[int, Mark]) -> None:
         for other in marks(folder):
             if other > mark:
                 (folder / other.file).unlink(missing_ok=True)
-        for rest in folder.glob(".*.new"):
-            rest.unlink(missing_ok=True)
+        for place in (folder, run / "membuf" / folder.name):
+            for rest in place.glob(".*.new"):
+                rest.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import shutil
+import socket
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ PARTS = ("job.toml", "run.h5", "events.jsonl", "status.json", "logs", "checkpoin
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file by these bytes; after a crash the old or the new one is there, whole."""
-    temporary = path.with_name(f".{path.name}.new")
+    temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -40,6 +41,11 @@ def write_whole(path: Path, data: bytes) -> None:
             f"can't write {path} ({len(data)} bytes): {error.strerror}; "
             "what was there before is whole."
         ) from error
+
+
+def temporary_name(name: str) -> str:
+    """What a file is called until it is whole; two writers of it, on any host, don't meet."""
+    return f".{name[:120]}.{socket.gethostname()[:60]}-{os.getpid()}.new"
 
 
 def file_name(text: str) -> str:
@@ -75,6 +81,7 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
         self._take_lock()
+        self._clear_halves()
 
     def give_back(self) -> None:
         """Undo `reopen` where there was no run: leave no empty folder behind."""
@@ -87,7 +94,7 @@ class RunDirectory:
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"--out {self.path} is a file; name a directory.")
         self.path.mkdir(parents=True, exist_ok=True)
-        there = {entry.name for entry in self.path.iterdir()}
+        there = {e.name for e in self.path.iterdir() if not (e.match(".*.new") and e.is_file())}
         if there - {*PARTS, ".lock"} and not there & RESULTS:
             raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
         self._take_lock()
@@ -115,9 +122,16 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove what a run leaves, and nothing else."""
+        self._clear_halves()
         for part in PARTS:
             path = self.path / part
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+    def _clear_halves(self) -> None:
+        """Remove what a killed run was writing here."""
+        for part in PARTS:
+            for rest in self.path.glob(f".{part}.*new"):
+                rest.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from math import isfinite, nan
 from pathlib import Path
+from shutil import get_terminal_size
 from statistics import fmean
 from time import monotonic
 
@@ -13,7 +14,7 @@ from canal_mpi.sweep.engine import FINISHED, RUNNING, WAITING, Engine, Work
 
 EVERY = 1.0  # seconds between two drawings
 LINE_EVERY = 60.0  # seconds between two plain lines
-ROWS = 30  # of the table on a terminal
+ROWS, AROUND = 30, 5  # of the table on a terminal, and lines that it needs besides
 
 
 class Board:
@@ -43,7 +44,7 @@ class Board:
             print(self.summary(), flush=True)
         else:
             self._erase()
-            lines = self.lines()
+            lines = [line[: get_terminal_size().columns - 1] for line in self.lines()]
             print("\n".join(lines), flush=True)
             self._drawn = len(lines)
 
@@ -104,8 +105,9 @@ def row(work: Work, width: int) -> str:
 def _around_the_running(works: Sequence[Work]) -> list[Work]:
     """As many points as a terminal has room for, from just before the first that is not done."""
     first = next((k for k, work in enumerate(works) if work.status != FINISHED), 0)
-    start = max(min(first - 3, len(works) - ROWS), 0)
-    return list(works[start : start + ROWS])
+    rows = max(min(ROWS, get_terminal_size().lines - AROUND), 1)
+    start = max(min(first - 3, len(works) - rows), 0)
+    return list(works[start : start + rows])
 
 
 def going_on(folder: Path) -> str:

@@ -1,11 +1,11 @@
 """Runs points one after the other, or as many at once as fit; goes on where it was stopped.
 
-A point that is finished is left alone, one that was stopped is resumed, one that breaks is tried
-once more from its start. `Engine.run` returns when nothing is left to do or a signal asked for it.
+A point that is finished is left alone, one that was stopped or broke is resumed, one whose
+checkpoints are damaged is repeated from its start. `Engine.run` returns when nothing is left to do
+or a signal asked for it.
 """
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
@@ -18,14 +18,16 @@ from typing import Any
 
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
-from canal_mpi.cluster.supervise import clean_up, scratch
-from canal_mpi.errors import DirectoryInUse, Stopped
+from canal_mpi.cluster.supervise import clean_up, dies_with_us, end_at_once, scratch
+from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
 from canal_mpi.results.runs import locked
 from canal_mpi.sweep.folder import check_same_job, job_file
 from canal_mpi.sweep.grid import Point
 
 EVERY = 0.2  # seconds between two looks
+LATER = 10.0  # seconds until a point that another host has is tried again
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+SAYS = "canal-mpi:"  # before what a rank complains of
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
 FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
 
@@ -41,8 +43,10 @@ class Work:
     why: str = ""  # it broke
     seconds: float = 0.0  # that it took this time
     begun: float = 0.0
-    anew: bool = False  # whether it was started from its beginning
-    tries: int = 0
+    heard: int = 0  # bytes of its log that are older
+    later: float = 0.0  # when it is looked at again
+    resumes: bool = False  # whether it was started from its checkpoints
+    anew: bool = False  # whether it must begin anew: its checkpoints are damaged
     process: "subprocess.Popen[bytes] | None" = None
     kept: ExitStack = field(default_factory=ExitStack)
 
@@ -74,18 +78,18 @@ class Engine:
         After `limit` seconds the ranks save and stop.
         """
         end = monotonic() + limit
-        for work in self.works:
-            work.look()
+        self.look()
         before = {number: signal.signal(number, self._note) for number in ASKING}
         try:
             while self._left():
                 if monotonic() > end and not self.asked:
-                    self._stop("its time is over (--max-time)", signal.SIGUSR1)
+                    self._stop("its time is over (--max-time)")
                 self._start_what_fits()
                 for work in self.of(RUNNING):
                     self._judge(work)
                 for work in self.of(ELSEWHERE):
-                    work.look()
+                    if monotonic() >= work.later:
+                        work.look()
                 refresh()
                 sleep(EVERY)
         finally:
@@ -93,6 +97,11 @@ class Engine:
                 self._end(work)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def look(self) -> None:
+        """See how all run directories are; starts nothing."""
+        for work in self.works:
+            work.look()
 
     def of(self, *status: str) -> list[Work]:
         """The points that are so."""
@@ -116,17 +125,17 @@ class Engine:
         return sum(w.point.ranks for w in running) + work.point.ranks <= self.slots
 
     def _start(self, work: Work) -> None:
-        resumes = not work.anew and has_begun(work.folder)
-        work.anew, work.tries = not resumes, work.tries + 1
-        launch = command_of(work.point, self.folder, resumes)
+        work.resumes, work.anew = not work.anew and has_begun(work.folder), False
+        launch = command_of(work.point, self.folder, work.resumes)
         work.log.parent.mkdir(parents=True, exist_ok=True)
         temporary = work.kept.enter_context(scratch())
         work.kept.callback(clean_up, temporary)
         log = work.kept.enter_context(work.log.open("ab"))
+        work.heard = work.log.stat().st_size
         log.write(f"{launch}\n".encode())
         log.flush()
         work.process = subprocess.Popen(
-            [*_dies_with_us(), *launch.argv],
+            [*dies_with_us(), *launch.argv],
             env=launch.environment() | {"TMPDIR": temporary},
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -134,7 +143,9 @@ class Engine:
             start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
         )
         work.begun, work.status = monotonic(), RUNNING
-        self.tell("resumed" if resumes else "started", work)
+        if self.asked:  # the signal came while it was being started
+            self._ask(work)
+        self.tell("resumed" if work.resumes else "started", work)
 
     def _judge(self, work: Work) -> None:
         """Whether it has ended, and how; only its run.h5 tells."""
@@ -148,41 +159,54 @@ class Engine:
         elif self.asked or work.process.returncode == Stopped.code:
             work.status = STOPPED
         elif work.process.returncode == DirectoryInUse.code:
-            work.status = ELSEWHERE
-        elif work.tries == 1 and not work.anew:
+            work.status, work.later = ELSEWHERE, monotonic() + LATER
+        elif work.process.returncode == DamagedData.code and work.resumes:
             work.status, work.anew = WAITING, True
         else:
-            work.status, work.why = BROKEN, last_words(work.log)
+            work.status, work.why = BROKEN, last_words(work.log, work.heard)
         self.tell(work.status if work.status != WAITING else "repeated", work)
 
     def _note(self, number: int, frame: Any) -> None:
         """The first signal lets the ranks save and stop, the second one ends them."""
         if not self.asked:
-            self._stop(signal.Signals(number).name, signal.SIGUSR1)
+            self._stop(signal.Signals(number).name)
         elif number != signal.SIGUSR1:
-            self._stop(self.asked, signal.SIGTERM)
+            for work in self.of(RUNNING):
+                if work.process is not None:
+                    end_at_once(work.process)
 
-    def _stop(self, why: str, number: signal.Signals) -> None:
+    def _stop(self, why: str) -> None:
         self.asked = why
         for work in self.of(RUNNING):
-            if work.process is not None:
-                with suppress(ProcessLookupError):
-                    work.process.send_signal(number)
+            self._ask(work)
+
+    def _ask(self, work: Work) -> None:
+        """Let the ranks of a point save and stop."""
+        if work.process is not None:
+            with suppress(ProcessLookupError):
+                work.process.send_signal(signal.SIGUSR1)
 
     def _end(self, work: Work) -> None:
         if work.process is not None:
-            work.process.terminate()
+            end_at_once(work.process)
             work.process.wait()
         work.kept.close()
 
 
 def command_of(point: Point, folder: Path, resumes: bool) -> Launch:
-    """What starts the run of a point, or goes on with it."""
+    """What starts the run of a point, or goes on with it; only its own job counts."""
     run = folder / point.name
     what = ["--resume", str(run)]
     if not resumes:
         what = ["--job", str(job_file(folder, point)), "--out", str(run), "--force"]
-    return plan_launch(point.ranks, ["train", *what], point.hosts, point.servers)
+    return plan_launch(
+        point.ranks,
+        ["train", *what],
+        point.hosts,
+        point.servers,
+        network=point.network or None,
+        settings=False,
+    )
 
 
 def has_begun(run: Path) -> bool:
@@ -190,19 +214,15 @@ def has_begun(run: Path) -> bool:
     return any((run / "checkpoints").glob("agent-*/round-*"))
 
 
-def _dies_with_us() -> list[str]:
-    """A prefix by which mpirun is asked to save and stop should this process be killed."""
-    return [path, "--pdeathsig", "USR1", "--"] if (path := shutil.which("setpriv")) else []
-
-
-def last_words(log: Path) -> str:
-    """The last complaint in a log, or where to look."""
+def last_words(log: Path, since: int) -> str:
+    """The last complaint in a log behind so many bytes, or where to look."""
     try:
-        lines = log.read_text(errors="replace")[-(1 << 16) :].splitlines()
+        lines = log.read_bytes()[since:][-(1 << 16) :].decode(errors="replace").splitlines()
     except OSError:
         lines = []
-    said = [line for line in lines if line.startswith("canal-mpi:")]
-    return said[-1].removeprefix("canal-mpi:").strip() if said else f"see {log}"
+    said = [line.removeprefix(SAYS).strip() for line in lines if line.startswith(SAYS)]
+    said = [words for words in said if not words.startswith("warning:")]
+    return said[-1] if said else f"see {log}"
 
 
 def cores() -> int:

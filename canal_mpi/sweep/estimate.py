@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from canal_mpi import config
+from canal_mpi.cluster.launch import Launch
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.cluster.mpis import program
 from canal_mpi.errors import RankFailed
@@ -43,7 +44,14 @@ def pace_of(job: Job) -> Pace:
         run, file = Path(folder) / "trial", Path(folder) / "job.toml"
         file.write_text(config.to_toml(short), encoding="utf-8")
         command = [*program(), "train", "-q", "--job", str(file), "--out", str(run)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        env = Launch(command, settings=False).environment()
+        try:
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONGEST)
+        except subprocess.TimeoutExpired as error:
+            raise RankFailed(
+                f"the trial of {frames} steps took more than {LONGEST:.0f} s, so no time can be "
+                "told: shorten evaluation.episodes or evaluation.max_steps, or leave out --dry-run."
+            ) from error
         if done.returncode:
             raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
         tasks = load(run)["tasks"]

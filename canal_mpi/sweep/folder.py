@@ -5,6 +5,7 @@ what they say is checked before it is used.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from canal_mpi.cluster.hostfile import MOST_RANKS, Host, parse_hosts
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.results.files import NAME, write_whole
-from canal_mpi.sweep.grid import Point
+from canal_mpi.sweep.grid import MOST_POINTS, Point
 
+NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
 
 
@@ -41,6 +43,7 @@ def _facts(point: Point) -> dict[str, Any]:
         "ranks": point.ranks,
         "servers": point.servers,
         "settings": point.settings,
+        "network": point.network,
         "hosts": [f"{h.name} {h.ranks}{' env-server' * h.serves}" for h in point.hosts],
     }
 
@@ -52,8 +55,18 @@ def load_points(folder: Path) -> list[Point]:
         raise UsageError(f"{folder} holds no sweep: there is no sweep.json in it.")
     try:
         facts = json.loads(path.read_bytes()[:LARGEST])
+        if not 1 <= len(facts["points"]) <= MOST_POINTS:
+            raise ValueError(f"{len(facts['points'])} points")
         return [_read(folder, entry) for entry in facts["points"]]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
 
 
@@ -64,8 +77,11 @@ def _read(folder: Path, entry: dict[str, Any]) -> Point:
     settings = {str(axis): str(label) for axis, label in entry["settings"].items()}
     lines = [str(line) for line in entry["hosts"]]
     hosts = tuple(parse_hosts("\n".join(lines), "sweep.json")) if lines else tuple[Host, ...]()
+    network = str(entry.get("network", ""))
+    if not NETWORK.fullmatch(network):
+        raise ValueError(f"the network '{network[:80]}'")
     text = (folder / "jobs" / f"{name}.toml").read_text(encoding="utf-8")
-    return Point(name, config.from_toml(text), ranks, settings, servers, hosts)
+    return Point(name, config.from_toml(text), ranks, settings, servers, hosts, network)
 
 
 def check_same_job(run: Path, point: Point) -> None:

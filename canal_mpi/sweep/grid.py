@@ -7,13 +7,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from canal_mpi import config
-from canal_mpi.cluster.hostfile import Host, read_hosts, total
+from canal_mpi.cluster.hostfile import MOST_RANKS, Host, is_here, read_hosts, total
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
 from canal_mpi.rank.emulate import emulated
 from canal_mpi.results.files import NAME, file_name
 
 MOST_POINTS = 10_000
+DIGITS = 19  # fewer than that has a number
 AGENTS = 5  # of a point, where nothing else says
 
 
@@ -46,6 +47,7 @@ class Point:
     settings: dict[str, str] = field(default_factory=dict)  # axis -> label
     servers: int = 0  # of the ranks
     hosts: tuple[Host, ...] = ()
+    network: str = ""  # by which hosts reach each other
 
 
 def points_of(
@@ -105,18 +107,21 @@ def name_of(settings: dict[str, str]) -> str:
 def seeds(text: str, first: int) -> Axis:
     """`3`: three seeds from the job's own on; `4,7`: these."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words) or text == "0":
-        raise UsageError(f"--seeds {text}: expected how many, as in 3, or which, as in 4,7,9.")
-    numbers = [int(word) for word in words]
-    chosen = numbers if len(numbers) > 1 else range(first, first + numbers[0])
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) < DIGITS]
+    many = len(words) > 1
+    if len(numbers) < len(words) or not (many or 1 <= numbers[0] <= MOST_POINTS):
+        short = text if len(text) < 80 else f"{text[:80]}…"
+        raise UsageError(f"--seeds {short}: expected how many, as in 3, or which, as in 4,7,9.")
+    chosen = numbers if many else range(first, first + numbers[0])
     return Axis("seed", [Choice(str(seed), {"seed": seed}) for seed in chosen])
 
 
 def agents(text: str) -> Axis:
     """Numbers of agents, as in `2,5`."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) for word in words):
-        raise UsageError(f"-n {text}: expected numbers of agents, as in 5 or 2,3,5.")
+    fit = (w.isdecimal() and len(w) < DIGITS and 1 <= int(w) <= MOST_RANKS for w in words)
+    if not all(fit):
+        raise UsageError(f"-n {text[:80]}: expected numbers of agents, as in 5 or 2,3,5.")
     return Axis("agents", [Choice(word, ranks=int(word)) for word in words])
 
 
@@ -145,21 +150,30 @@ def _label(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def hostfiles(patterns: Sequence[str], emulate: bool) -> Axis:
-    """Mixes of hosts, one a file; played on this machine, or used as they are."""
+def hostfiles(patterns: Sequence[str], emulate: bool, shared_disk: bool = False) -> Axis:
+    """Mixes of hosts, one a file; played on this machine, or used as they are.
+
+    Rank 0 writes the results, so the first host must be this one, or all share a disk.
+    """
     files = [file for pattern in patterns for file in _matching(Path(pattern))]
     if not files:
         raise UsageError(f"--hostfiles {' '.join(patterns)}: there is no such file.")
-    return Axis("hosts", [_mix(file, emulate) for file in files])
+    return Axis("hosts", [_mix(file, emulate, shared_disk) for file in files])
 
 
 def _matching(pattern: Path) -> list[Path]:
     return sorted(Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor))))
 
 
-def _mix(file: Path, emulate: bool) -> Choice:
+def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     hosts = read_hosts(file)
     facts = (total(hosts), total(hosts, serving=True))
     if emulate:
         return Choice(file.stem, emulated(str(file)), *facts)
+    if not shared_disk and not is_here(hosts[0].name):
+        raise UsageError(
+            f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "
+            "give --emulate to play the hosts here, start the sweep on that host, or say "
+            "--shared-disk where --out is on a disk that all of them share."
+        )
     return Choice(file.stem, {}, *facts, tuple(hosts))

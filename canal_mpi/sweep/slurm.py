@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,8 @@ def script(template: str, folder: Path, points: Sequence[Point]) -> str:
         r"(?m)^#SBATCH --ntasks=.*$": f"#SBATCH --ntasks={max(p.ranks for p in points)}",
         r"(?m)^sweep=.*$": f"sweep={shlex.quote(str(folder.absolute()))}",
     }
+    if Path(sys.prefix, "bin/activate").is_file():  # not so in every kind of environment
+        values[r"(?m)^VENV=.*$"] = f"VENV=${{VENV:-{shlex.quote(sys.prefix)}}}"
     for pattern, line in values.items():
         template, count = re.subn(pattern, line.replace("\\", r"\\"), template)
         if count != 1:
