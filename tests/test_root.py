@@ -122,7 +122,7 @@ def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts:
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> None:
-    job = (*SMOKE, "--frames", "3000", "--set", "learn.algorithm=linear")
+    job = (*SMOKE, "--frames", "12000", "--set", "learn.algorithm=linear")
     one, run_ = hosts / "one", str(hosts / "shared" / "run")
     result = mpirun(3, "train", *job, "--out", str(one), mpi=mpi, timeout=300)
     assert result.code == 0, result.err
