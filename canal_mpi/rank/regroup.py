@@ -113,7 +113,9 @@ def reacquaint(world: World, link: Desk) -> set[Key]:
 
 
 def note_lost(fault: Fault, finished: dict[int, str], held: set[Key]) -> None:
-    """Lessons of tasks that a dead agent had finished, and that nobody holds."""
+    """Lessons of tasks that a dead agent had finished, and that nobody holds; where it was."""
+    if fault["agent"] >= 0:  # the last heartbeat may be older than its last rows
+        fault["round"] = max(fault["round"], 1 + max(finished, default=0))
     lost = [(r, task) for r, task in finished.items() if (fault["agent"], r) not in held]
     fault["lost"] = ", ".join(f"round {r} ({task})" for r, task in lost)[:200]
 
