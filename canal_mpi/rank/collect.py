@@ -63,8 +63,8 @@ class Collector(Rows):
         """Hand this round's rows to whoever writes them, without waiting."""
         world, rows = self.world, self._history[round_]
         message = NUMBER.pack(round_) + rows
-        for peer in world.alive if world.ft else [world.lead]:
-            if peer != world.rank and peer < world.agents and world.mail is not None:
+        for peer in world.living_agents if world.ft else [world.lead]:
+            if peer != world.rank and world.mail is not None:
                 world.mail.post(message, peer, ROWS)
         if self.store is None:
             return
@@ -110,13 +110,13 @@ class Collector(Rows):
 
     def _agree(self, round_: int, messages: dict[int, bytes]) -> None:
         """Go on together; with --ft everybody keeps what was gathered."""
+        world = self.world
         for rank, rows in messages.items():
             self._keep(rank, round_, rows)  # before anybody can go on and die
-        told = {str(rank): np.frombuffer(rows, np.uint8) for rank, rows in messages.items()}
-        words = encode(told if self.world.ft else {})
-        answer = decode(self.world.broadcast(words, self.world.agents), ROWS_LIMIT)
-        for name, column in answer.items():
-            self._keep(int(name), round_, column.tobytes())
+        answer = world.broadcast(encode(_numbered(messages if world.ft else {})), world.agents)
+        if not world.leads:
+            for name, column in decode(answer, ROWS_LIMIT).items():
+                self._keep(int(name), round_, column.tobytes())
 
     def _keep(self, agent: int, round_: int, rows: bytes) -> None:
         """Rows of an agent that may die later; a round that is done again replaces them."""
@@ -125,12 +125,7 @@ class Collector(Rows):
 
     def state(self) -> Columns:
         """All rows of this agent, so that run.h5 can be made again from the agents alone."""
-        return super().state() | under("history", self._past())
-
-    def _past(self) -> Columns:
-        """This agent's rows of every round that is over, still packed."""
-        rounds = self._history.items()
-        return {f"{round_:06d}": np.frombuffer(rows, dtype=np.uint8) for round_, rows in rounds}
+        return super().state() | under("history", _numbered(self._history))
 
     def restore(self, state: Columns) -> None:
         """Have all rows again that `state` gave, but where the agent runs is as it is now."""
@@ -148,7 +143,9 @@ class Collector(Rows):
 
     def rejoin(self, over: bool = False) -> None:
         """Rank 0 makes run.h5 from what every agent knows: after a resume, and at the end."""
-        messages = self.world.gather(encode(self._past()), HISTORY, ROWS_LIMIT, self.world.agents)
+        messages = self.world.gather(
+            encode(_numbered(self._history)), HISTORY, ROWS_LIMIT, self.world.agents
+        )
         if self.store is not None:
             self.write_arrived()  # what was posted is in the histories too
             self.store.clear()
@@ -173,8 +170,10 @@ class Collector(Rows):
 
     def _left_behind(self) -> dict[int, Columns]:
         """The rows of agents that died, as far as they were gathered."""
-        return {
-            agent: {f"{k:06d}": np.frombuffer(rows, np.uint8) for k, rows in past.items()}
-            for agent, past in self._known.items()
-            if agent not in self.world.alive
-        }
+        dead = self._known.keys() - set(self.world.alive)
+        return {agent: _numbered(self._known[agent]) for agent in dead}
+
+
+def _numbered(packed: dict[int, bytes]) -> Columns:
+    """Packed rows as columns that are named by their numbers."""
+    return {f"{number:06d}": np.frombuffer(rows, np.uint8) for number, rows in packed.items()}

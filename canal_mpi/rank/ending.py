@@ -132,9 +132,7 @@ class Stopping:
         if world.leads:
             self.mark("stopped", watch.wish)
             complain(f"stopped: {watch.wish}; everything is saved.{self.hint}", self.code)
-        if not world.fallen:
-            world.stop(self.code)
-        world.abort(self.code)
+        (world.abort if world.fallen else world.stop)(self.code)
         return self.code
 
     def _end_in_silence(self) -> int:

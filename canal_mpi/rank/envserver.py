@@ -138,8 +138,6 @@ class EnvServer:
             heard = [self._hear(seat) for seat in list(self.seats)]
             if self._answer(0.0 if any(heard) else self._pause(now - last)) or any(heard):
                 last = perf_counter()
-            elif now - last > 0.01:
-                self._idle()
         for worker in self._left:
             worker.process.wait(START)
 

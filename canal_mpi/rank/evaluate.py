@@ -81,7 +81,7 @@ class Evaluation:
         mine = self._spread(pairs)
         rows = world.together(lambda: self._play(mine))
         messages = world.gather(encode(rows), ROWS, ROWS_LIMIT)
-        if world.rank == 0:
+        if world.leads:
             self._write([decode(message, ROWS_LIMIT) for message in messages.values()])
         world.finish()
 

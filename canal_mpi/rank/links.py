@@ -11,7 +11,7 @@ import numpy as np
 
 from canal_mpi.rank.ending import Stopping
 from canal_mpi.rank.roles import conduct
-from canal_mpi.rank.world import World
+from canal_mpi.rank.world import World, mpi_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,11 +28,9 @@ def mpi_library() -> str:
         import mpi4py
 
         mpi4py.rc(initialize=False, finalize=False)
-        from mpi4py import MPI
+        return mpi_name()
     except (ImportError, RuntimeError):
         return ""
-    words = MPI.Get_library_version().replace("\0", "").splitlines()[0]
-    return " ".join(words.split(",")[0].split())
 
 
 def measure(comm: "MPI.Comm", pairs: Sequence[tuple[int, int]]) -> dict[str, list[float]]:

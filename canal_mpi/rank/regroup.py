@@ -95,7 +95,7 @@ def check_left(world: World, hint: str) -> None:
 
 def edges_left(world: World, plan: Plan) -> list[tuple[int, int]]:
     """Who hears whom among the living."""
-    living, share = [rank for rank in world.alive if rank < world.agents], plan.job.share
+    living, share = world.living_agents, plan.job.share
     if not plan.edges:
         return []
     before, hosts = set(plan.edges), [world.hosts[rank] for rank in living]

@@ -84,11 +84,10 @@ def go_back(world: World, plan: Plan) -> Choice:
     """Agree on the newest round that all living agents have; on the beginning if there is none."""
     reports, job = _reports(world, plan.folder), config.to_toml(plan.job)
     facts = (plan.run_id, job, len(plan.orders), plan.first_agent)
-    living = [rank for rank in world.alive if rank < world.agents]
 
     def chosen() -> bytes:
         found = [pair for pair in _found(reports) if pair[1].run_id == plan.run_id]
-        round_, pairs = _common(found, living, plan.job.share.free, world.hosts)
+        round_, pairs = _common(found, world.living_agents, plan.job.share.free, world.hosts)
         return _chosen(facts, round_, pairs, _damaged(reports)).to_json()
 
     return Choice.from_json(world.from_root(chosen))

