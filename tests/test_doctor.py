@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from launch import run
 
+from canal_mpi.cluster.asking import hear
 from canal_mpi.cluster.check import look
-from canal_mpi.cluster.doctor import Patient, hear, neighbours
+from canal_mpi.cluster.doctor import Patient, neighbours
 from canal_mpi.cluster.findings import Report, findings, row, size, slow_links, table
 from canal_mpi.cluster.hostfile import parse_hosts
 from canal_mpi.cluster.launch import Launch

@@ -1,22 +1,18 @@
 """`canal-mpi doctor`: look at this machine, or at every host of a hostfile, through mpirun."""
 
-import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, time
 from typing import Any
 
 from canal_mpi.cluster import check
+from canal_mpi.cluster.asking import hear
 from canal_mpi.cluster.findings import Report, findings, row, slow_links, table
 from canal_mpi.cluster.hostfile import Host
 from canal_mpi.cluster.launch import Launch, plan_launch
-from canal_mpi.cluster.mistakes import Noise, Sieve
 from canal_mpi.cluster.mpis import INSTALL, Mpi, find_mpi
-from canal_mpi.cluster.supervise import clean_up, scratch
 from canal_mpi.errors import UsageError
 from canal_mpi.hosts import on_host
 from canal_mpi.job import Job
@@ -116,67 +112,6 @@ def _ask(launch: Launch, report: Report, seconds: float) -> Report:
         report.facts, ours = answer.facts, answer.heard
         report.offset = float(answer.facts.pop("time", ours)) - ours
     return report
-
-
-@dataclass
-class Answer:
-    """What a program said behind its sign, when it was heard, or why nothing came."""
-
-    facts: dict[str, Any] | None = None
-    heard: float = 0.0
-    trouble: str = ""
-
-
-def hear(launch: Launch, sign: str, seconds: float) -> Answer:
-    """Run a short program and wait for its one line of JSON."""
-    answer, noise, rest = Answer(), Noise(), ""
-    with scratch() as folder:
-        process = subprocess.Popen(
-            launch.argv,
-            env=launch.environment() | {"TMPDIR": folder},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # without a terminal ssh asks no questions
-        )
-        end = monotonic() + seconds
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(_read, process, sign, answer, Sieve(noise))
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                answer.trouble = f"no answer within {seconds:.0f} s: is it busy, or firewalled?"
-            clean_up(folder)
-            process.kill()
-            rest = reading.result(max(end - monotonic(), 5.0))
-    if answer.facts is None:
-        words = (rest.strip() or f"the check ended with {process.returncode}").splitlines()[-1]
-        answer.trouble = noise.diagnosis().rstrip(".") or answer.trouble or words
-    return answer
-
-
-def _read(process: "subprocess.Popen[str]", sign: str, answer: Answer, sieve: Sieve) -> str:
-    rest = ""
-    assert process.stdout is not None
-    for line in process.stdout:
-        _, found, words = line.partition(sign)
-        if found and answer.facts is None:
-            answer.heard = time()
-            answer.facts = _facts(words)
-        else:
-            rest += sieve.pass_on(line)
-    return rest + sieve.end()
-
-
-def _facts(words: str) -> dict[str, Any] | None:
-    try:
-        facts = json.loads(words)
-    except ValueError:
-        return None
-    return facts if isinstance(facts, dict) else None
 
 
 def _needs(report: Report, patient: Patient) -> None:

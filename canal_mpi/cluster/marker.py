@@ -1,5 +1,6 @@
 """Whether a run is finished, as its run.h5 says; also as a program, to ask another host."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -23,4 +24,4 @@ def status_of(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(f"{SIGN}{status_of(Path(sys.argv[1]))}", flush=True)
+    print(f"{SIGN}{json.dumps({'status': status_of(Path(sys.argv[1]))})}", flush=True)

@@ -3,22 +3,22 @@
 import shlex
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from canal_mpi.cluster.asking import hear
 from canal_mpi.cluster.hostfile import Host, total
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import SIGN, status_of
-from canal_mpi.cluster.supervise import Ended, scratch, supervise
+from canal_mpi.cluster.supervise import Ended, supervise
 from canal_mpi.errors import RankFailed, Stopped, UsageError
 from canal_mpi.rank.launcher import refuse_mpirun
 
 OURS = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # codes that mean what the README says
 INTERRUPTED = 130
-ASKING = 60.0  # seconds to ask another host
+REACH = 60.0  # seconds to ask another host
 DONE = ("finished", "degraded")  # the latter: with --ft, without those that died
 
 
@@ -92,24 +92,8 @@ def _status(wish: Wish, folder: Path) -> str:
         return here
     ask = [sys.executable, "-m", "canal_mpi.cluster.marker"]
     there = plan_launch(1, [str(folder)], [Host(first)], network=wish.network, command=ask)
-    return run_quietly(there, ASKING).partition(SIGN)[2].strip() or "out of reach"
-
-
-def run_quietly(launch: Launch, seconds: float) -> str:
-    """What a short command prints, or nothing where it takes too long."""
-    with scratch() as folder:
-        try:
-            return subprocess.run(
-                launch.argv,
-                env=launch.environment() | {"TMPDIR": folder},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-                timeout=seconds,
-            ).stdout
-        except subprocess.TimeoutExpired:
-            return ""
+    facts = hear(there, SIGN, REACH).facts or {}
+    return str(facts.get("status", "out of reach"))
 
 
 def _ended_badly(wish: Wish, ended: Ended, say: Callable[[str], None]) -> int:

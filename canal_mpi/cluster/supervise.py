@@ -24,7 +24,7 @@ PATIENCE = 10.0  # seconds for mpirun to end its ranks after a second signal
 LAST_WORDS = 3.0  # seconds in which what was printed may still arrive
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
 
-Process: TypeAlias = "subprocess.Popen[bytes]"
+Process: TypeAlias = subprocess.Popen[bytes]
 
 
 @dataclass
@@ -42,14 +42,7 @@ def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
     asks them to save and stop; the second one ends them at once."""
     ended = Ended(0)
     with scratch() as folder, _asked(ended, say) as signals:
-        process = subprocess.Popen(
-            [*dies_with_us(), *launch.argv],
-            env=launch.environment() | {"TMPDIR": folder},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
-        )
+        process = begin(launch, folder, subprocess.PIPE, subprocess.PIPE)
         signals.reach(process)
         readers = [
             Thread(target=_listen, args=(process, ended.noise, *pair), daemon=True)
@@ -64,9 +57,17 @@ def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
     return ended
 
 
-def dies_with_us() -> list[str]:
-    """A prefix by which mpirun is asked to save and stop should this process be killed."""
-    return [path, "--pdeathsig", "USR1", "--"] if (path := shutil.which("setpriv")) else []
+def begin(launch: Launch, folder: str, out: int | IO[bytes], err: int | IO[bytes]) -> Process:
+    """Start a command in a folder of its own; it saves and stops should this process be killed."""
+    setpriv = shutil.which("setpriv")
+    return subprocess.Popen(
+        [*([setpriv, "--pdeathsig", "USR1", "--"] if setpriv else []), *launch.argv],
+        env=launch.environment() | {"TMPDIR": folder},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,  # no Ctrl-C reaches mpirun, and ssh asks no questions
+    )
 
 
 @contextmanager

@@ -7,7 +7,6 @@ or a signal asked for it.
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
-from canal_mpi.cluster.supervise import clean_up, dies_with_us, end_at_once, scratch
+from canal_mpi.cluster.supervise import ASKING, Process, begin, clean_up, end_at_once, scratch
 from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
 from canal_mpi.results.runs import locked
 from canal_mpi.sweep.folder import check_same_job, job_file
@@ -26,7 +25,6 @@ from canal_mpi.sweep.grid import Point
 
 EVERY = 0.2  # seconds between two looks
 LATER = 10.0  # seconds until a point that another host has is tried again
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SAYS = "canal-mpi:"  # before what a rank complains of
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
 FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
@@ -47,7 +45,7 @@ class Work:
     later: float = 0.0  # when it is looked at again
     resumes: bool = False  # whether it was started from its checkpoints
     anew: bool = False  # whether it must begin anew: its checkpoints are damaged
-    process: "subprocess.Popen[bytes] | None" = None
+    process: Process | None = None
     kept: ExitStack = field(default_factory=ExitStack)
 
     def look(self) -> None:
@@ -134,14 +132,7 @@ class Engine:
         work.heard = work.log.stat().st_size
         log.write(f"{launch}\n".encode())
         log.flush()
-        work.process = subprocess.Popen(
-            [*dies_with_us(), *launch.argv],
-            env=launch.environment() | {"TMPDIR": temporary},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,  # Ctrl-C in a terminal must not reach mpirun
-        )
+        work.process = begin(launch, temporary, log, log)
         work.begun, work.status = monotonic(), RUNNING
         if self.asked:  # the signal came while it was being started
             self._ask(work)
