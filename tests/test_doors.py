@@ -13,6 +13,7 @@ FILES = sorted(HOUSE.rglob("*.py"))
 OWNERS = {
     "mpi4py": ("topology/crowd.py", "topology/mpilink.py", "topology/mpimail.py", "rank/"),
     "torch": ("learn/",),
+    "numba": ("machine.py", "learn/kernels.py"),
     "h5py": ("results/",),
     "gymnasium": ("tasks/",),
     "ale_py": ("tasks/",),
@@ -32,6 +33,7 @@ CELLAR = {
     "columns",
     "schema",
     "log",
+    "machine",
     "pick",
     "games",
     "state",
@@ -198,8 +200,8 @@ def test_the_sync_uses_only_the_cellar() -> None:
     assert {module.split(".")[1] for module in ours} <= allowed
 
 
-def test_the_membuf_needs_numpy_only() -> None:
-    allowed = {"types", "errors", "columns", "games", "pick", "membuf"}
+def test_the_membuf_needs_numpy_and_machine_code_only() -> None:
+    allowed = {"types", "errors", "columns", "games", "machine", "pick", "membuf"}
     for path in FILES:
         if name_of(path).startswith("membuf/"):
             modules = list(imported(tree_of(path)))

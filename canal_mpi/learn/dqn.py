@@ -17,7 +17,7 @@ from canal_mpi.job import Job
 from canal_mpi.learn import NETWORKS
 from canal_mpi.learn.device import choose
 from canal_mpi.learn.elastic import Elastic
-from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
+from canal_mpi.learn.losses import goals_of, imitation, stored_values, temporal_difference
 from canal_mpi.learn.nets import Dueling, Mlp
 from canal_mpi.learn.passes import Passes, passes
 from canal_mpi.learn.piece import Piece, adam
@@ -47,7 +47,7 @@ class DQN:
         self.teacher: Passes | None = None
         self.combine: Callable[[Array], Array] | None = None
         self.task, self.updates = "", 0
-        self._obs = self._slope = torch.zeros(0)  # memory that is used again
+        self._slope = np.zeros((0, 0), dtype=np.float32)  # memory that is used again
 
     # ── which network ──────────────────────────────────────────────────────────────────────────
 
@@ -115,7 +115,7 @@ class DQN:
 
     def values(self, obs: Array) -> Array:
         """Values of the actions in a few states of the current task."""
-        return self._network(self.task)[0].act(obs.reshape(len(obs), -1).astype(np.float32))
+        return self._network(self.task)[0].values(obs.reshape(len(obs), -1)).copy()
 
     def act(self, obs: Array) -> Array:
         """The best action for each observation of the current task."""
@@ -128,7 +128,7 @@ class DQN:
         """One step of Adam on one batch of one task; returns the loss."""
         values, loss, gradient, _ = self._difference(batch)
         if batch.imitate and self.teacher is not None:
-            known = self.teacher.values(self._obs).cpu().numpy()
+            known = self.teacher.values(batch.states)
             extra, slope = imitation(values, known, self.reuse.temperature)
             loss += batch.imitate * extra
             gradient += np.float32(batch.imitate) * slope
@@ -136,32 +136,23 @@ class DQN:
             extra, slope = stored_values(values, batch.stored)
             loss += self.memory.alpha * extra
             gradient += np.float32(self.memory.alpha) * slope
-        self._network(batch.task)[0].backward(self._slope.to(self.device))
+        self._network(batch.task)[0].backward(self._slope)
         self._step(batch.task)
         return loss
 
     def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
         """Values of the states, loss of the temporal difference, its gradient, and itself."""
         online, target = self._network(batch.task)
-        config, rows, width = self.config, len(batch.actions), self.spaces.actions
-        obs = self._numbers(batch.next_states)
-        judge = choice = (target if config.target_every else online).values(obs).cpu().numpy()
+        config = self.config
+        judge = choice = (target if config.target_every else online).values(batch.next_states)
         if config.double and config.target_every:
-            choice = online.values(obs).cpu().numpy()
-        best = choice.argmax(axis=1)
-        reached = judge.reshape(-1).take(np.arange(0, rows * width, width) + best)
-        goals = batch.returns + batch.discounts * reached
-        values = online.forward(self._numbers(batch.states)).cpu().numpy()
+            choice = online.values(batch.next_states)
+        goals = goals_of(judge, choice, batch.returns, batch.discounts)
+        values = online.forward(batch.states)
         if self._slope.shape != values.shape:
-            self._slope = torch.empty(values.shape)
-        huber, slope = config.loss == "huber", self._slope.numpy()
-        return values, *temporal_difference(values, batch.actions, goals, huber, slope)
-
-    def _numbers(self, obs: Array) -> Tensor:
-        """Observations as float32, in memory that the next call uses again."""
-        if self._obs.shape != obs.shape:
-            self._obs = torch.empty(obs.shape, device=self.device)
-        return self._obs.copy_(torch.from_numpy(obs))
+            self._slope = np.empty_like(values)
+        huber = config.loss == "huber"
+        return values, *temporal_difference(values, batch.actions, goals, huber, self._slope)
 
     def _step(self, task: str) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
@@ -228,7 +219,7 @@ class DQN:
             for _ in range(self.memory.ewc_batches):
                 batch = sample()
                 self._difference(batch)
-                self._network(batch.task)[0].backward(self._slope.to(self.device))
+                self._network(batch.task)[0].backward(self._slope)
                 measure()
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
-from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
+from canal_mpi.learn.losses import goals_of, imitation, stored_values, temporal_difference
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
@@ -136,8 +136,8 @@ class Linear:
         matrix, obs = self._matrix(batch.task), self._input(batch.next_states)
         online = obs @ matrix.weights
         following = obs @ matrix.target if self.config.target_every else online
-        best = (online if self.config.double else following).argmax(axis=1)
-        found: Array = batch.returns + batch.discounts * following[np.arange(len(best)), best]
+        choice = online if self.config.double else following
+        found: Array = goals_of(following, choice, batch.returns, batch.discounts)
         return found
 
     def _difference(self, values: Array, batch: Batch) -> tuple[float, Array]:

@@ -1,11 +1,26 @@
-"""Losses of action values: each gives its mean and its gradient with respect to the values.
+"""Losses of action values: each gives its mean and its gradient with respect to the values."""
 
-In NumPy: on a few hundred rows of action values its calls cost a third of torch's.
-"""
+from typing import Any
 
 import numpy as np
 
+from canal_mpi.machine import compiled
 from canal_mpi.types import Array
+
+HALF, ONE, TWO = (np.float32(number) for number in (0.5, 1, 2))  # keep single precision
+
+
+@compiled
+def goals_of(judge: Any, choice: Any, returns: Any, discounts: Any) -> Any:
+    """Returns and, discounted, what `judge` says of the action that `choice` finds best."""
+    goals = np.empty_like(returns)
+    for i in range(len(goals)):
+        best = 0
+        for j in range(1, choice.shape[1]):
+            if choice[i, j] > choice[i, best]:
+                best = j
+        goals[i] = returns[i] + discounts[i] * judge[i, best]
+    return goals
 
 
 def temporal_difference(
@@ -15,19 +30,28 @@ def temporal_difference(
 
     The gradient is written to `out`, if there is one.
     """
-    rows, width = values.shape
-    taken = np.arange(0, rows * width, width) + actions
-    difference = values.reshape(-1).take(taken) - goals
-    if huber:
-        slope = np.minimum(np.maximum(difference, -1), 1)
-        loss = float(slope.dot(difference - 0.5 * slope)) / rows
-    else:
-        slope = 2 * difference
-        loss = float(difference.dot(difference)) / rows
     gradient = np.empty_like(values) if out is None else out
-    gradient.fill(0)
-    gradient.reshape(-1)[taken] = slope / rows
+    loss, difference = _difference(values, actions, goals, huber, gradient)
     return loss, gradient, difference
+
+
+@compiled
+def _difference(
+    values: Any, actions: Any, goals: Any, huber: bool, gradient: Any
+) -> tuple[float, Any]:
+    rows, loss, errors = len(actions), 0.0, np.empty_like(goals)
+    for i in range(rows):
+        error = values[i, actions[i]] - goals[i]
+        if huber:
+            slope = min(max(error, -ONE), ONE)
+            loss += slope * (error - HALF * slope)
+        else:
+            slope = TWO * error
+            loss += error * error
+        gradient[i, :] = 0
+        gradient[i, actions[i]] = slope / rows
+        errors[i] = error
+    return loss / rows, errors
 
 
 def imitation(values: Array, teacher: Array, temperature: float) -> tuple[float, Array]:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from canal_mpi.errors import DamagedData
+from canal_mpi.learn import kernels
 from canal_mpi.types import Columns
-
-BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def flatten(module: nn.Module) -> Tensor:
@@ -42,8 +41,9 @@ class Piece:
         assert self.weights.grad is not None
         self.grad = self.weights.grad
         self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        self.count = torch.zeros((), device=self.weights.device)
-        self.steps = 0
+        self.steps, on_cpu = 0, self.weights.device.type == "cpu"
+        moved = (self.weights, self.grad, self.mean, self.square)
+        self.arrays = tuple(tensor.detach().numpy() for tensor in moved) if on_cpu else ()
 
     def follow(self) -> None:
         """Copy the weights to the target."""
@@ -72,30 +72,34 @@ class Piece:
                 )
             tensor.copy_(torch.from_numpy(state[name]))
         self.steps = int(state["steps"][0])
-        self.count.fill_(self.steps)
 
 
 def adam(pieces: Sequence[Piece], lr: float) -> None:
-    """One step of Adam along the gradients of all pieces, by the kernel of torch's fused Adam."""
+    """One step of Adam along the gradients of all pieces."""
     for piece in pieces:
         piece.steps += 1
-    moved = [piece for piece in pieces if len(piece.weights)]  # a trunk may have no layers
-    if not moved:
-        return
-    counts = [piece.count for piece in moved]
-    torch._foreach_add_(counts, 1)
+        if piece.arrays:
+            weights, grad, mean, square = piece.arrays
+            kernels.move(weights, grad, mean, square, piece.steps, lr)
+        elif len(piece.weights):  # a trunk may have no layers
+            _by_torch(piece, lr)
+
+
+def _by_torch(piece: Piece, lr: float) -> None:
+    """The same on an accelerator, by the kernel of torch's fused Adam."""
+    count = torch.tensor(float(piece.steps), device=piece.weights.device)
     torch._fused_adam_(
-        [piece.weights for piece in moved],
-        [piece.grad for piece in moved],
-        [piece.mean for piece in moved],
-        [piece.square for piece in moved],
+        [piece.weights],
+        [piece.grad],
+        [piece.mean],
+        [piece.square],
         [],
-        counts,
+        [count],
         lr=lr,
-        beta1=BETA1,
-        beta2=BETA2,
+        beta1=kernels.BETA1,
+        beta2=kernels.BETA2,
         weight_decay=0.0,
-        eps=EPSILON,
+        eps=kernels.ADAM_EPSILON,
         amsgrad=False,
         maximize=False,
     )

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import torch
+import numpy as np
 
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.losses import temporal_difference
@@ -15,22 +15,20 @@ def parts(learner: Learner, batch: Batch) -> dict[str, Callable[[], object]]:
     if not isinstance(learner, DQN):
         return {}
     online, target = learner._network(batch.task)
-    obs = learner._numbers(batch.states)
-    values, pieces = online.values(obs).numpy().copy(), list(learner._moved[batch.task].values())
-    slope = torch.rand(values.shape)
+    values = online.values(batch.states).copy()
+    pieces, slope = list(learner._moved[batch.task].values()), np.zeros_like(values)
 
     def loss() -> None:
-        temporal_difference(values, batch.actions, batch.returns, True, slope.numpy())
+        temporal_difference(values, batch.actions, batch.returns, True, slope)
 
     def there_and_back() -> None:
-        online.forward(obs)
+        online.forward(batch.states)
         online.backward(slope)
 
     return {
-        "bytes to numbers (twice)": lambda: learner._numbers(batch.states),
-        "next states, target": lambda: target.values(obs),
-        "next states, online": lambda: online.values(obs),
-        "states, forward": lambda: online.forward(obs),
+        "next states, target": lambda: target.values(batch.next_states),
+        "next states, online": lambda: online.values(batch.next_states),
+        "states, forward": lambda: online.forward(batch.states),
         "loss": loss,
         "forward and backward": there_and_back,
         "Adam": lambda: adam(pieces, 0.0),

@@ -172,13 +172,6 @@ class Buffer:
         following[following % self.region == 0] -= self.region
         return following
 
-    def ahead(self, rows: Array, steps: Array) -> Array:
-        """The row so many steps behind each row, inside its region."""
-        found: Array = rows + steps
-        if (self.count > self.cursor).any():  # rows go on at the start of their region
-            found -= self.region * (rows % self.region + steps >= self.region)
-        return found
-
     def export_all(self) -> Columns:
         """All rows, oldest first, every stream closed by a LAST row."""
         return self.export(len(self.flags))

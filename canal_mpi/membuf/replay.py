@@ -2,12 +2,43 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
+from canal_mpi.machine import compiled
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.targets import Recipe, Targets
 from canal_mpi.types import CUT, LAST, Array, Batch, Columns, Spaces
+
+ONE = np.float32(1)
+
+
+@compiled
+def _copy_rows(
+    rows: Any,
+    state: Any,
+    action: Any,
+    total: Any,
+    reach: Any,
+    discounts: Any,
+    scale: np.float32,
+    region: int,
+    into: Any,
+    start: int,
+) -> None:
+    """Copy rows with their targets to a batch, from its row `start` on."""
+    states, actions, returns, next_states, factors = into
+    for k in range(len(rows)):
+        row, place = rows[k], start + k
+        following = row + (reach[row] >> 1)
+        if following // region != row // region:  # rows go on at the start of their region
+            following -= region
+        for j in range(state.shape[1]):
+            states[place, j] = state[row, j]
+            next_states[place, j] = state[following, j]
+        actions[place], factors[place] = action[row], discounts[reach[row]]
+        returns[place] = total[row] / scale
 
 
 class Sampler:
@@ -25,6 +56,8 @@ class Sampler:
             discounts=np.zeros(recipe.batch, dtype=np.float32),
         )
 
+        self._columns = tuple(self._batch)[:5]
+
     def sample(self, parts: Sequence[tuple[Buffer, int]], rng: np.random.Generator) -> Batch:
         """A batch with so many rows of each buffer."""
         start = 0
@@ -35,24 +68,22 @@ class Sampler:
 
     def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
         """Write the n-step transitions that start at `rows` into a part of the batch."""
-        batch, targets = self._batch, buffer.targets
+        targets = buffer.targets
         if targets is not None and targets.recipe == self.recipe:
-            following = self._look_up(buffer, targets, rows, where)
-        else:
-            following = self._work_out(buffer, rows, where)
+            return self._look_up(buffer, targets, rows, where)
+        batch, following = self._batch, self._work_out(buffer, rows, where)
         np.take(buffer.state_rows, rows, axis=0, out=batch.states[where], mode="clip")
         np.take(buffer.state_rows, following, axis=0, out=batch.next_states[where], mode="clip")
         batch.actions[where] = buffer.action.take(rows)
         return batch
 
-    def _look_up(self, buffer: Buffer, targets: Targets, rows: Array, where: slice) -> Array:
-        """Returns and discounts that are known; the rows to bootstrap from."""
-        returns, reach = targets.total.take(rows), targets.reach.take(rows)
-        if self.recipe.reward == "scale":
-            returns /= buffer.reward_scale
-        self._batch.returns[where] = returns
-        self._batch.discounts[where] = targets.discounts.take(reach)
-        return buffer.ahead(rows, reach >> 1)
+    def _look_up(self, buffer: Buffer, targets: Targets, rows: Array, where: slice) -> Batch:
+        """The same where returns and the rows to bootstrap from are known."""
+        scale = buffer.reward_scale if self.recipe.reward == "scale" else ONE
+        known = (targets.total, targets.reach, targets.discounts)
+        played = (buffer.state_rows, buffer.action)
+        _copy_rows(rows, *played, *known, scale, buffer.region, self._columns, where.start)
+        return self._batch
 
     def _work_out(self, buffer: Buffer, rows: Array, where: slice) -> Array:
         """The same from the rows themselves, where nobody keeps track of their targets."""
