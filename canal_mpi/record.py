@@ -193,6 +193,7 @@ class Recorder:
             task=self.task,
             env_steps=self.env_steps,
             score=float(np.mean([score for score, _ in episodes])),
+            seconds=perf_counter() - self._start,
         )
 
     def result(self, task: str, episodes: list[tuple[float, int]]) -> None:

@@ -8,7 +8,7 @@ from canal_mpi.columns import decode, encode
 from canal_mpi.types import Array, Columns
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 TEXT = "S64"
 
 
@@ -89,6 +89,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "task": TASK,
         "env_steps": Column("<i8", "own training steps of the task so far", "agent steps"),
         "score": SCORE,
+        "seconds": _seconds("wall time since the task began"),
     },
     "exchange": {
         "kind": Column(TEXT, "offer, request, transfer, lesson (used), drop, refusal or swap"),

@@ -102,7 +102,7 @@ def _round(
             "return_mean": 1.0,
         }
         rows.add("train", **key, **turn, **times)
-    rows.add("curve", **key, env_steps=steps, score=score(agent, round_, task))
+    rows.add("curve", **key, env_steps=steps, score=score(agent, round_, task), seconds=1.0)
     rows.add(
         "tasks",
         **key,

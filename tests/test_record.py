@@ -178,6 +178,8 @@ def test_every_evaluation_is_in_the_curve_and_the_last_one_counts() -> None:
     record.evaluated([(5.0, 9), (2.0, 3)])
     record.step(step([1.0], [0]))
     record.evaluated([(7.0, 4), (8.0, 6)])
+    times = [row.pop("seconds") for row in sink.rows["curve"]]
+    assert 0 <= times[0] <= times[1]
     assert sink.rows["curve"] == [
         {"agent": 3, "round": 2, "task": "Krull", "env_steps": 0, "score": 3.5},
         {"agent": 3, "round": 2, "task": "Krull", "env_steps": 1, "score": 7.5},

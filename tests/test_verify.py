@@ -86,7 +86,7 @@ def test_a_membuf_with_a_right_checksum_and_wrong_rows_is_told(
 def test_results_that_name_a_missing_agent_are_told(tmp_path: Path) -> None:
     store = Store(tmp_path / "run.h5", info())
     sink = Sink()
-    sink.add("curve", agent=7, round=0, task="x", env_steps=1, score=0.0)
+    sink.add("curve", agent=7, round=0, task="x", env_steps=1, score=0.0, seconds=0.0)
     store.append(sink.take(), 0)
     store.write("running")
     told = "\n".join(verify(tmp_path / "run.h5"))
