@@ -13,6 +13,7 @@ from canal_mpi.commands import bench as benches
 from canal_mpi.commands import clusters, look
 from canal_mpi.commands.evaluate import evaluate
 from canal_mpi.commands.groups import Grouped
+from canal_mpi.commands.study import STUDIED, study
 from canal_mpi.commands.sweep import sweep
 from canal_mpi.errors import CanalError, UsageError
 
@@ -253,9 +254,11 @@ for command in (benches.train, benches.learn, benches.exchange, benches.everythi
     bench.add_command(command)
 for option in JOB_OPTIONS:
     option(sweep)
-for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate, sweep):
+    option(study)
+study.params = [p for p in study.params if p.name not in STUDIED]
+for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
     cli.add_command(command)
-for command in (clusters.launch, clusters.hosts, clusters.doctor):
+for command in (sweep, study, clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 

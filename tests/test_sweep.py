@@ -17,7 +17,7 @@ from canal_mpi.cli import cli
 from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.errors import RankFailed, UsageError
-from canal_mpi.job import Job
+from canal_mpi.job import EvaluationConfig, Job
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
 from canal_mpi.sweep import engine as engines
@@ -279,9 +279,12 @@ def test_a_table_is_no_higher_than_its_terminal(
 
 
 def test_estimates_count_steps_crowding_and_slow_devices() -> None:
-    pace, job = Pace(step=0.001, evaluation=1.0), Job(tasks=("a", "b"))
+    pace, job = Pace(step=0.001, episode=0.2), Job(tasks=("a", "b"))
     one = seconds_of(Point("x", job, 1), pace)
     assert one == pytest.approx(4 + 2 * (20 + 1))
+    looks = EvaluationConfig(every=5000, tasks="seen")  # 4 inside a task, the other task in half
+    often = Job(tasks=("a", "b"), evaluation=looks)
+    assert seconds_of(Point("x", often, 1), pace) == pytest.approx(4 + 2 * (20 + 5.5))
     crowd = seconds_of(Point("x", job, 1000), pace)
     assert crowd > 100 * one
     slow = seconds_of(Point("x", Job(tasks=("a", "b"), emulate=("n@0.25",)), 1), pace)

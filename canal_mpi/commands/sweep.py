@@ -1,6 +1,6 @@
 """`canal-mpi sweep`: a grid of runs, one report at the end. Loads no torch and no MPI."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -77,25 +77,26 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
     from canal_mpi.rank.launcher import refuse_mpirun
+    from canal_mpi.sweep import collect
     from canal_mpi.sweep.folder import load_points, save
 
     refuse_mpirun("sweep")
     if options["report"] and options["resume"] is None:
         raise UsageError("--report: of which sweep? Give --resume DIR too.")
     if options["resume"] is not None:
-        _nothing_else(options)
+        nothing_else(options, (*GRID, *HOSTS), "sweep")
         folder = options["resume"].absolute()
         points = load_points(folder)
     else:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
         if options["dry_run"]:
-            return _list(folder, points, options)
+            return list_points(folder, points, options)
         save(folder, points)
     if options["dry_run"]:
-        return _list(folder, points, options)
+        return list_points(folder, points, options)
     if options["report"]:
-        return _report(folder, points)
+        return report_points(folder, points, collect.collect)
     if options["slurm"] is not None:
         return _write_script(options["slurm"], folder, points)
     ctx.exit(_run(folder, points, options))
@@ -135,64 +136,80 @@ def _points(options: dict[str, Any]) -> "list[Point]":
     return [replace(p, network=network) for p in grid.points_of(axes, flags, job_file)]
 
 
-def _nothing_else(options: dict[str, Any]) -> None:
-    """A sweep that goes on is what it was."""
+def nothing_else(options: dict[str, Any], own: Sequence[str], what: str) -> None:
+    """What goes on is what it was."""
     from canal_mpi.cli import FLAG_KEYS
 
-    given = [
-        name for name in (*GRID, *HOSTS, *FLAG_KEYS, "job_file", "assignments") if options[name]
-    ]
+    names = (*own, *FLAG_KEYS, "job_file", "assignments")
+    given = [name for name in names if options.get(name)]
     if given:
         word = {"job_file": "job", "ranks": "n", "assignments": "set"}.get(given[0], given[0])
         word = word.replace("_", "-")
-        raise UsageError(f"--resume takes everything from the sweep: leave out --{word}.")
+        raise UsageError(f"--resume takes everything from the {what}: leave out --{word}.")
 
 
 def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> int:
     """Run what is not finished, then write the report."""
-    from canal_mpi.cli import seconds_of
     from canal_mpi.sweep import collect
-    from canal_mpi.sweep.board import Board, going_on
-    from canal_mpi.sweep.engine import BROKEN, FINISHED, Engine, cores
 
     chosen, only = list(points), options["point"]
     if only is not None:
         if not 0 <= only < len(points):
             raise UsageError(f"--point {only}: the sweep has points 0 to {len(points) - 1}.")
         chosen = [points[only]]
-    engine = Engine(folder, chosen, options["slots"] or cores())
+
+    def report() -> list[str]:
+        whole = only is None or collect.all_finished(folder, points)
+        return collect.collect(folder, points) if whole else []
+
+    return run_points("sweep", folder, chosen, options, report)
+
+
+def run_points(
+    command: str,
+    folder: Path,
+    points: "Sequence[Point]",
+    options: dict[str, Any],
+    report: Callable[[], list[str]],
+) -> int:
+    """Run what is not finished, then report; the exit code."""
+    from canal_mpi.cli import seconds_of
+    from canal_mpi.sweep.board import Board, going_on
+    from canal_mpi.sweep.engine import BROKEN, FINISHED, Engine, cores
+
+    engine = Engine(folder, points, options["slots"] or cores())
     board = Board(engine)
     engine.tell = board.tell
     engine.run(board.refresh, seconds_of(options["max_time"]) or inf)
     board.close()
-    done = len(engine.of(FINISHED))
+    done, again = len(engine.of(FINISHED)), going_on(folder, command)
     if engine.asked or engine.of("stopped"):
         why = engine.asked or "a point was stopped"
-        words = f"{done} of {len(chosen)} points are finished, the others are saved"
-        raise Stopped(f"stopped: {why}; {words}. To go on: {going_on(folder)}")
-    if only is None or collect.all_finished(folder, points):
-        click.echo("\n".join(collect.collect(folder, points)))
+        words = f"{done} of {len(points)} points are finished, the others are saved"
+        raise Stopped(f"stopped: {why}; {words}. To go on: {again}")
+    click.echo("\n".join(report()))
     if broken := engine.of(BROKEN):
         raise RankFailed(
-            f"{len(broken)} of {len(chosen)} points broke; first {broken[0].point.name}: "
-            f"{broken[0].why} The log is {broken[0].log}. To repeat them: {going_on(folder)}"
+            f"{len(broken)} of {len(points)} points broke; first {broken[0].point.name}: "
+            f"{broken[0].why} The log is {broken[0].log}. To repeat them: {again}"
         )
     return 0
 
 
-def _report(folder: Path, points: "Sequence[Point]") -> None:
-    """How far the sweep is, and its report."""
-    from canal_mpi.sweep import collect
+def report_points(
+    folder: Path, points: "Sequence[Point]", collect: "Callable[[Path, Sequence[Point]], list[str]]"
+) -> None:
+    """How far the runs are, and what is known of those that are finished; starts nothing."""
     from canal_mpi.sweep.board import Board
     from canal_mpi.sweep.engine import Engine, cores
 
     engine = Engine(folder, points, cores())
     engine.look()
     Board(engine).close()
-    click.echo("\n".join(collect.collect(folder, points)))
+    click.echo("\n".join(collect(folder, points)))
 
 
-def _list(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:
+def list_points(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:
     """The points, and at most how long they take."""
     from canal_mpi.show import duration
     from canal_mpi.sweep import estimate

@@ -32,14 +32,15 @@ def page(comparison: Comparison) -> str:
     title = "Comparison of " + ", ".join(r.run.name for r in runs) if many else runs[0].run.name
     body = [f"<h1>{escape(title)}</h1>", _subtitle(comparison), _notes(runs), answers(comparison)]
     if len(comparison.groups) > 1:
-        body.append(_compared(comparison))
+        body.append(compared(comparison))
     for k, measured in enumerate(runs):
         inside = _run(measured, f"run{k}-" if many else "")
         body.append(parts.folded(f"Run {measured.run.name}", inside, k == 0) if many else inside)
-    return _document(title, "".join(body))
+    return document(title, "".join(body))
 
 
-def _document(title: str, body: str) -> str:
+def document(title: str, body: str) -> str:
+    """A page of its own, with style and script inside."""
     digest = b64encode(sha256(SCRIPT.encode()).digest()).decode()
     policy = (
         "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
@@ -110,7 +111,8 @@ def emulation(run: Run) -> str:
     return f"Slower devices were emulated ({names})" if names else ""
 
 
-def _compared(comparison: Comparison) -> str:
+def compared(comparison: Comparison) -> str:
+    """All groups side by side: figures, measures, learning curves."""
     groups = comparison.groups
     key = parts.key((group.label, colour(k)) for k, group in enumerate(groups))
     shown = [versus.progress(comparison)]

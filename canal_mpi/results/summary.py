@@ -44,6 +44,7 @@ class Scale:
     about: str
     zero: Array
     one: Array
+    unseen: float = float("nan")  # of a task that was neither learnt nor evaluated yet
 
     def __call__(self, scores: Array, task: Array | int | slice = slice(None)) -> Array:
         """Scores whose last dimension is the task (or of one task), normalised."""
@@ -96,6 +97,9 @@ class Measured:
         self.P = self.scale(self.raw)
         self.when = self._when()
         self.P = self.P[:, : self.rounds_done + 1]
+        later = np.arange(self.rounds_done + 1)[None, :, None] < self.when[:, None, :]
+        unknown = np.isnan(self.P) & (later | (self.when[:, None, :] == 0))
+        self.P = np.where(unknown, self.scale.unseen, self.P)
 
     @property
     def rounds_done(self) -> int:

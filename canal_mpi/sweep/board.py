@@ -110,8 +110,8 @@ def _around_the_running(works: Sequence[Work]) -> list[Work]:
     return list(works[start : start + rows])
 
 
-def going_on(folder: Path) -> str:
-    """The command that goes on with a sweep, as one would type it here."""
+def going_on(folder: Path, command: str) -> str:
+    """The command that goes on with a sweep or a study, as one would type it here."""
     here = Path.cwd()
     short = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    return f"canal-mpi sweep --resume {short}"
+    return f"canal-mpi {command} --resume {short}"

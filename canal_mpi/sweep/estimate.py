@@ -27,12 +27,12 @@ class Pace:
     """What one agent needs when it has a core for itself."""
 
     step: float  # seconds
-    evaluation: float  # seconds after a task
+    episode: float  # seconds of an evaluation episode
 
 
 def seconds_of_all(points: Sequence[Point]) -> dict[str, float]:
     """At most so long takes each point; one agent plays a little to find out."""
-    pace = pace_of(points[0].job)
+    pace = pace_of(max((point.job for point in points), key=lambda job: job.train.frames))
     return {point.name: seconds_of(point, pace) for point in points}
 
 
@@ -56,7 +56,16 @@ def pace_of(job: Job) -> Pace:
             raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
         tasks = load(run)["tasks"]
     evaluation = float(tasks["evaluate_seconds"].sum())
-    return Pace((float(tasks["seconds"].sum()) - evaluation) / frames, evaluation)
+    episode = evaluation / max(_episodes_of_a_task(short), 1)
+    return Pace((float(tasks["seconds"].sum()) - evaluation) / frames, episode)
+
+
+def _episodes_of_a_task(job: Job) -> float:
+    """Evaluation episodes that belong to a task, in the mean over the tasks of a run."""
+    how, rounds = job.evaluation, job.train.rounds or len(job.tasks)
+    inside = job.train.frames // how.every if how.every else 0
+    others = {"current": 0.0, "seen": (rounds - 1) / 2, "all": len(job.tasks) - 1.0}
+    return how.episodes * (1 + inside + others[how.tasks])
 
 
 def seconds_of(point: Point, pace: Pace) -> float:
@@ -65,7 +74,7 @@ def seconds_of(point: Point, pace: Pace) -> float:
     rounds = job.train.rounds or len(job.tasks)
     crowd = max(point.ranks / cores(), 1.0) if not point.hosts else 1.0
     slowest = min(device.speed for device in devices(job, ["here"] * point.ranks))
-    each = pace.step * job.train.frames + pace.evaluation
+    each = pace.step * job.train.frames + pace.episode * _episodes_of_a_task(job)
     return START + rounds * each * max(crowd, 1 / slowest)
 
 

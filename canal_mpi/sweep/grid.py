@@ -93,7 +93,7 @@ def whole_job(flags: Layer, job_file: str | None) -> Job:
 
 def name_of(settings: dict[str, str]) -> str:
     """A name made of settings: `nano4-xavier1_ring_lr-0.001_seed-2`."""
-    plain = {"hosts", "topology", "policy"}
+    plain = {"arm", "hosts", "topology", "policy"}
     words = [
         label if axis in plain else f"{axis.rpartition('.')[2]}-{label}"
         for axis, label in settings.items()

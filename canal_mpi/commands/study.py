@@ -1,0 +1,112 @@
+"""`canal-mpi study`: does sharing pay? Loads no torch and no MPI."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from canal_mpi.commands.sweep import list_points, nothing_else, report_points, run_points
+from canal_mpi.errors import UsageError
+
+if TYPE_CHECKING:
+    from canal_mpi.sweep.grid import Point
+
+STUDIED = ("policy", "reuse", "topology")  # options of a job that the arms choose
+GRID = ("arms", "seeds", "other_seeds", "agents", "topologies", "out")
+
+
+@click.command()
+@click.option(
+    "--arms",
+    metavar="LIST",
+    help="Ways to share: none, replay, mix, distill, all, adopt; default: all of them.",
+)
+@click.option("--seeds", metavar="N|LIST", help="How many seeds, or which; default 3.")
+@click.option(
+    "--other-seeds",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Seeds of arms other than none and distill; default: as many.",
+)
+@click.option(
+    "--agents", metavar="LIST", help="Agents of all arms, then other numbers to try; default 5."
+)
+@click.option(
+    "--topologies", metavar="LIST", help="That of all arms, then others to try; default full."
+)
+@click.option(
+    "--slots", type=click.IntRange(1), help="Ranks at once; default: this machine's cores."
+)
+@click.option(
+    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where everything goes."
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Go on with a study; everything about it is in its folder.",
+)
+@click.option("--report", is_flag=True, help="With --resume: start nothing, only show and report.")
+@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
+@click.option("--dry-run", is_flag=True, help="Only list the runs, and how long they may take.")
+@click.pass_context
+def study(ctx: click.Context, /, **options: Any) -> None:
+    """Find out whether sharing pays: every way to share, on the same seeds and orders.
+
+    Each arm with each seed is an ordinary run in DIR; besides, single-task experts and random play
+    give the scale. Ctrl-C saves and stops; the same command again (or --resume DIR) goes on. At
+    the end DIR/summary.md and DIR/report.html compare the arms, and DIR/study.h5 has the numbers.
+
+    \b
+    canal-mpi study --dry-run
+    canal-mpi study --arms none,distill --frames 20000 --seeds 3
+    canal-mpi study --arms none,distill --agents 5,2,3 --topologies full,ring
+    """
+    from canal_mpi.rank.launcher import refuse_mpirun
+    from canal_mpi.study import write
+    from canal_mpi.sweep.folder import load_points, save
+
+    refuse_mpirun("study")
+    if options["report"] and options["resume"] is None:
+        raise UsageError("--report: of which study? Give --resume DIR too.")
+    if options["resume"] is not None:
+        nothing_else(options, GRID, "study")
+        folder = options["resume"].absolute()
+        points = load_points(folder)
+        if any("arm" not in point.settings for point in points):
+            raise UsageError(f"{folder} holds a sweep, not a study: `canal-mpi sweep --resume`.")
+    else:
+        points = _points(options)
+        folder = (options["out"] or Path("runs", f"study-{points[0].job.name}")).absolute()
+    if options["dry_run"]:
+        return list_points(folder, points, options)
+    if options["report"]:
+        return report_points(folder, points, write.collect)
+    if options["resume"] is None:
+        save(folder, points)
+    ctx.exit(run_points("study", folder, points, options, lambda: write.collect(folder, points)))
+
+
+def _points(options: dict[str, Any]) -> "list[Point]":
+    """Every run of the study that was asked for."""
+    from canal_mpi.cli import flags_of
+    from canal_mpi.config import resolve
+    from canal_mpi.study import arms
+    from canal_mpi.sweep import grid
+
+    flags, job_file = flags_of(options), options["job_file"]
+    seeds = grid.seeds(options["seeds"] or "3", resolve(flags, job_file).seed)
+    others = options["other_seeds"]
+    return arms.points_of_study(
+        _words(options["arms"]) or list(arms.ARMS),
+        seeds,
+        len(seeds.choices) if others is None else others,
+        arms.numbers(options["agents"] or "5"),
+        _words(options["topologies"]) or ["full"],
+        flags,
+        job_file,
+    )
+
+
+def _words(text: str | None) -> list[str]:
+    return [word.strip() for word in text.split(",")] if text else []

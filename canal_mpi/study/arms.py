@@ -1,0 +1,128 @@
+"""The runs of a study: every arm with every seed, single-task experts, and random play."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from canal_mpi import config, pick
+from canal_mpi.errors import UsageError
+from canal_mpi.job import Job, Layer
+from canal_mpi.sweep.grid import Axis, Choice, Point, name_of, whole_job
+
+NONE, DEFAULT = "none", "distill"  # the two main arms
+EXPERT, RANDOM = "expert", "random"  # runs that give the scale
+LOOKS = 5  # evaluations inside a task that is played in full
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to share, as settings over those of the study."""
+
+    about: str
+    flags: Layer
+
+
+ARMS: dict[str, Arm] = {
+    "none": Arm("agents don't share", {"share.policy": "none"}),
+    "replay": Arm(
+        "CANAL's way: the lesson's rows alone, no own steps",
+        {"share.policy": "exact", "reuse.mode": "replay"},
+    ),
+    "mix": Arm(
+        "batches half of the lesson, half of own play",
+        {"share.policy": "exact", "reuse.mode": "mix"},
+    ),
+    "distill": Arm(
+        "the default: batches half of the lesson, and the donor's network is imitated",
+        {"share.policy": "exact", "reuse.mode": "distill"},
+    ),
+    "all": Arm(
+        "the default, but lessons of all tasks are taken",
+        {"share.policy": "all", "reuse.mode": "distill"},
+    ),
+    "adopt": Arm(
+        "the oracle: the student starts from the donor's weights",
+        {"share.policy": "exact", "reuse.mode": "adopt"},
+    ),
+}
+ALONE: Layer = {"share.policy": "none", "learn.identity": "separate", "memory.rows": 0}
+
+
+def points_of_study(
+    arms: Sequence[str],
+    seeds: Axis,
+    other_seeds: int,
+    agents: Sequence[int],
+    topologies: Sequence[str],
+    flags: Layer,
+    job_file: str | None,
+) -> list[Point]:
+    """The main arms first, seed by seed; then the others.
+
+    The first number of agents and the first topology are those of all arms; with others only the
+    main arms are run.
+    """
+    for name in arms:
+        pick.pick("arm", name, ARMS)
+    ways = [_Way(name, ARMS[name].flags, agents[0], topologies[0]) for name in arms]
+    for topology in topologies[1:]:
+        ways.append(_Way(f"{DEFAULT}-{topology}", ARMS[DEFAULT].flags, agents[0], topology))
+    for number in agents[1:]:
+        for name in (NONE, DEFAULT):
+            ways.append(_Way(f"{name}-{number}", ARMS[name].flags, number, topologies[0]))
+    job = config.resolve(flags, job_file)
+    every = max(job.train.frames // LOOKS, 1)
+    base: Layer = {"evaluation.tasks": "seen", "evaluation.every": every} | flags
+    found = [_random_play(base, seeds.choices[0], job_file)]
+    for k, seed in enumerate(seeds.choices):
+        found.append(_expert(base, job, seed, job_file))
+        for way in ways:
+            main = way.label in (NONE, DEFAULT)
+            if main or k < other_seeds:
+                layer = base | way.flags | {"share.topology": way.topology} | seed.flags
+                found.append(_point(way.label, seed, layer, way.agents, job_file))
+    first = {RANDOM, EXPERT, NONE, DEFAULT}
+    return sorted(found, key=lambda point: point.settings["arm"] not in first)
+
+
+@dataclass(frozen=True)
+class _Way:
+    label: str
+    flags: Layer
+    agents: int
+    topology: str
+
+
+def _expert(base: Layer, job: Job, seed: Choice, job_file: str | None) -> Point:
+    """One agent with a network for each task: an expert of each, in one run."""
+    episodes = max(10, job.evaluation.episodes)
+    layer = base | ALONE | {"evaluation.tasks": "current", "evaluation.episodes": episodes}
+    return _point(EXPERT, seed, layer | seed.flags, 1, job_file)
+
+
+def _random_play(base: Layer, seed: Choice, job_file: str | None) -> Point:
+    """One agent that learns nothing and is evaluated with random actions."""
+    layer = base | ALONE | {"train.frames": 1, "evaluation.every": 0, "evaluation.epsilon": 1.0}
+    layer |= {"evaluation.tasks": "current", "evaluation.episodes": 20}
+    return _point(RANDOM, seed, layer | seed.flags, 1, job_file)
+
+
+def _point(label: str, seed: Choice, layer: Layer, ranks: int, job_file: str | None) -> Point:
+    settings = {"arm": label, "seed": seed.label}
+    return Point(name_of(settings), whole_job(layer, job_file), ranks, settings)
+
+
+def about(label: str) -> str:
+    """What an arm is, in a few words."""
+    name, _, other = label.partition("-")
+    words = ARMS[name].about if name in ARMS else name
+    if not other:
+        return words
+    return f"{words}; {other} agents" if other.isdecimal() else f"{words}; topology {other}"
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers of agents, the first for all arms."""
+    found = [int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < 9]
+    if len(found) < len(text.split(",")) or min(found) < 2 or len(set(found)) < len(found):
+        raise UsageError(f"--agents {text[:80]}: expected numbers of 2 or more, as in 5 or 5,2,3.")
+    return found

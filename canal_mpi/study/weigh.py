@@ -1,0 +1,359 @@
+"""What a study measures: arms on the scale from random play to single-task experts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import inf, nan
+
+import numpy as np
+
+from canal_mpi.games import RANDOM_AND_HUMAN
+from canal_mpi.results import measures as m
+from canal_mpi.results.compare import Comparison, Group
+from canal_mpi.results.reading import Run
+from canal_mpi.results.summary import Measured, Scale
+from canal_mpi.study.arms import DEFAULT, NONE
+from canal_mpi.types import Array
+
+PARTS = (0.5, 0.75, 0.9)  # of the expert's score, and of what agents reach without sharing
+RESAMPLES = 400
+CLEARLY = 2.0  # standard errors by which a difference counts
+
+
+@dataclass(frozen=True)
+class Level:
+    """Mean score of every task and its standard error, over all episodes there were."""
+
+    mean: Array
+    error: Array
+    episodes: int
+
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> "Level":
+        """Of agents right after they learnt each task."""
+        means, errors, count = [], [], 0
+        for i in range(len(runs[0].tasks)):
+            scores = np.concatenate([episodes_after(run, 0, i) for run in runs])
+            means.append(m.mean(scores))
+            errors.append(float(scores.std() / np.sqrt(max(len(scores) - 1, 1))))
+            count = max(count, len(scores))
+        return cls(np.array(means), np.array(errors), count)
+
+
+def episodes_after(run: Run, agent: int, task: int) -> Array:
+    """Scores of the episodes of one agent on a task, right after it learnt it."""
+    places = np.flatnonzero(run.order[agent] == run.tasks[task])
+    if not len(places):
+        return np.zeros(0)
+    scores: Array = run.score[agent, places[0] + 1, task]
+    return scores[~np.isnan(scores)]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One agent and one task of one run of an arm; scores are normalised."""
+
+    arm: str
+    seed: int
+    agent: int
+    task: str
+    lesson: bool  # whether it was learnt from a lesson
+    own_steps: int
+    before: float  # before the lesson; NaN where there was none
+    learnt: float  # right after the task
+    final: float  # at the end of the run
+    steps_to: tuple[float, ...]  # own steps to each of PARTS of the expert's score
+    seconds_to: tuple[float, ...]
+
+
+@dataclass
+class Weighed:
+    """One arm: its runs, and everything that is told of it."""
+
+    label: str
+    group: Group
+    pairs: list[Pair]
+    base: "Weighed | None" = None  # the arm without sharing and with as many agents
+    worse: tuple[int, int] = (0, 0)  # pairs with a lesson clearly worse than without; of how many
+    dropped: int = 0  # lessons that the admission refused
+    megabytes: float = nan  # of lessons, of a run
+    hns: float = nan  # gained by pairs with a lesson, all of a run together
+
+    @property
+    def runs(self) -> list[Measured]:
+        """Its runs, on the scale of the study."""
+        return self.group.runs
+
+    @cached_property
+    def steps(self) -> float:
+        """Environment steps of all agents of a run."""
+        return m.mean([run.steps[:, -1].sum() for run in self.runs])
+
+    @cached_property
+    def seconds(self) -> float:
+        """Wall time of a run, inside tasks."""
+        tables = [run.run["tasks"] for run in self.runs]
+        agents = range(self.group.agents)
+        return m.mean([max(t["seconds"][t["agent"] == a].sum() for a in agents) for t in tables])
+
+    @cached_property
+    def forgetting(self) -> tuple[float, float, float]:
+        """Score just after the task minus score at the end, with its interval."""
+        lost = np.concatenate([m.forgetting(run.P, run.when) for run in self.runs])
+        return (m.mean(lost), *m.interval(m.overall_mean, lost))
+
+    @cached_property
+    def average(self) -> tuple[float, float, float]:
+        """Mean score over agents and tasks at the end, with its interval."""
+        return (m.mean(self.group.final), *m.interval(m.overall_mean, self.group.final))
+
+    @cached_property
+    def iqm(self) -> tuple[float, float, float]:
+        """Interquartile mean at the end, with its interval."""
+        final = self.group.final
+        return (m.interquartile_mean(final), *m.interval(m.interquartile_mean, final))
+
+    @cached_property
+    def improvement(self) -> tuple[float, float, float]:
+        """Probability that a score at the end is better than without sharing."""
+        if self.base is None:
+            return nan, nan, nan
+        ours, theirs = self.group.final, self.base.group.final
+        return (m.improvement(ours, theirs), *m.interval(m.improvement, ours, theirs))
+
+    def advantage(self, part: float) -> tuple[float, float, float]:
+        """TA_mean(p) over the arm without sharing; agents are drawn anew for the interval."""
+        if self.base is None:
+            return nan, nan, nan
+        ours, theirs = _by_agent(self.group), _by_agent(self.base.group)
+        rng = np.random.Generator(np.random.PCG64(0))
+        drawn = [_advantage(part, _draw(ours, rng), _draw(theirs, rng)) for _ in range(RESAMPLES)]
+        known = [value for value in drawn if not np.isnan(value)]
+        low, high = np.percentile(known, [2.5, 97.5]) if known else (nan, nan)
+        return _advantage(part, ours, theirs), float(low), float(high)
+
+    @cached_property
+    def icr(self) -> float:
+        """Sum over tasks of the best agent's score at the end."""
+        return m.mean([m.instant_reward(run.P)[-1] for run in self.runs])
+
+    @cached_property
+    def learning_advantage(self) -> tuple[float, float]:
+        """ILA and TLA at the end, over single agents: those of the arm without sharing, each."""
+        if self.base is None:
+            return nan, nan
+        instant, total = [], []
+        for run in self.runs:
+            for alone in self.base.runs:
+                for agent in range(len(alone.P)):
+                    one, all_ = m.learning_advantage(run.P, alone.P[agent : agent + 1])
+                    instant.append(one[-1])
+                    total.append(all_[-1])
+        return m.mean(instant), m.mean(total)
+
+    def reached(self, k: int) -> tuple[int, float, float]:
+        """How many pairs reached PARTS[k] of the expert's score; median own steps and seconds."""
+        steps = np.array([pair.steps_to[k] for pair in self.pairs])
+        seconds = np.array([pair.seconds_to[k] for pair in self.pairs])
+        there = int((~np.isnan(steps)).sum())
+        halves = [float(np.median(np.where(np.isnan(x), inf, x))) for x in (steps, seconds)]
+        return there, halves[0], halves[1]
+
+
+def _by_agent(group: Group) -> tuple[Array, Array]:
+    """[agent of any run, after_round]: steps of the agent, and its mean score over tasks."""
+    rounds = min(run.P.shape[1] for run in group.runs)
+    steps = np.concatenate([run.steps[:, :rounds] for run in group.runs])
+    return steps, np.concatenate([run.P[:, :rounds].mean(axis=2) for run in group.runs])
+
+
+def _draw(rows: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
+    drawn = rng.integers(len(rows[0]), size=len(rows[0]))
+    return rows[0][drawn], rows[1][drawn]
+
+
+def _advantage(part: float, ours: tuple[Array, Array], theirs: tuple[Array, Array]) -> float:
+    (steps, scores), (base_steps, base_scores) = (
+        (rows[0].mean(axis=0), rows[1].mean(axis=0)) for rows in (ours, theirs)
+    )
+    return m.mean_time_advantage(part, steps, scores, base_steps, base_scores)
+
+
+@dataclass
+class Study:
+    """All arms on one scale."""
+
+    tasks: list[str]  # all of them
+    random: Level
+    expert: Level
+    arms: list[Weighed]
+    comparison: Comparison
+    seeds: list[int]
+
+    @property
+    def counts(self) -> Array:
+        """[task]: whether the experts clearly beat random play; only these tasks are in means."""
+        return clearly_above(self.expert, self.random)
+
+    def arm(self, label: str) -> Weighed | None:
+        """An arm by its name."""
+        return next((arm for arm in self.arms if arm.label == label), None)
+
+
+def clearly_above(expert: Level, random: Level) -> Array:
+    """[task]: whether a difference is larger than two standard errors."""
+    error = np.sqrt(expert.error**2 + random.error**2)
+    found: Array = expert.mean - random.mean > CLEARLY * error
+    return found
+
+
+def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> Study | None:
+    """Everything about a study; None where no expert clearly beats random play, or nothing ran."""
+    if not (arms and experts and random):
+        return None
+    tasks = experts[0].tasks
+    expert, chance = Level.of(experts), Level.of(random)
+    kept = [i for i, counts in enumerate(clearly_above(expert, chance)) if counts]
+    if not kept:
+        return None
+    about = "0 is random play, 1 a single-task expert (same steps, no sharing)"
+    scale = Scale("expert", about, chance.mean[kept], expert.mean[kept], unseen=0.0)
+    groups = [
+        Group(label, [Measured(_only(run, kept), scale) for run in runs])
+        for label, runs in arms.items()
+    ]
+    weighed = [Weighed(group.label, group, _pairs(group)) for group in groups]
+    for arm in weighed:
+        arm.base = next(
+            (b for b in weighed if not b.group.shares and b.group.agents == arm.group.agents), None
+        )
+        arm.base = None if arm.base is arm else arm.base
+        _ledger(arm)
+    baseline = next((g for g in groups if g.label == NONE), None)
+    stes = [Measured(_only(run, kept), scale) for run in experts]
+    comparison = Comparison(groups, scale, baseline, None, stes)
+    seeds = sorted({int(run.attributes.get("seed", 0)) for runs in arms.values() for run in runs})
+    return Study(tasks, chance, expert, weighed, comparison, seeds)
+
+
+def _only(run: Run, kept: list[int]) -> Run:
+    """The run without the tasks that don't count."""
+    return replace(run, tasks=[run.tasks[i] for i in kept], score=run.score[:, :, kept])
+
+
+def _pairs(group: Group) -> list[Pair]:
+    return [
+        _pair(group.label, run, a, i)
+        for run in group.runs
+        for a in range(group.agents)
+        for i in range(len(run.run.tasks))
+        if run.when[a, i]
+    ]
+
+
+def _pair(label: str, measured: Measured, agent: int, task: int) -> Pair:
+    run, name = measured.run, measured.run.tasks[task]
+    table = run["tasks"]
+    here = (table["agent"] == run.agents[agent]) & (table["task"] == name)
+    curve = run["curve"]
+    there = (curve["agent"] == run.agents[agent]) & (curve["task"] == name)
+    scores = measured.scale(curve["score"][there], task)
+    steps, seconds = (curve[name_][there].astype(float) for name_ in ("env_steps", "seconds"))
+    ledger = run["exchange"]
+    used = (ledger["kind"] == "lesson") | (ledger["kind"] == "drop")
+    used &= (ledger["to"] == run.agents[agent]) & (ledger["task"] == name)
+    before = ledger["score_before"][used]
+    return Pair(
+        label,
+        int(run.attributes.get("seed", 0)),
+        run.agents[agent],
+        name,
+        bool((table["source"][here] == "lesson").any()),
+        int(table["env_steps"][here].sum()),
+        float(measured.scale(before[:1], task)[0]) if len(before) else nan,
+        float(measured.learnt[agent, task]),
+        float(measured.P[agent, -1, task]),
+        tuple(m.steps_to(part, steps, scores) for part in PARTS),
+        tuple(m.steps_to(part, seconds, scores) for part in PARTS),
+    )
+
+
+def _ledger(arm: Weighed) -> None:
+    """What the lessons of an arm cost and gave."""
+    tables = [run.run["exchange"] for run in arm.runs]
+    arm.dropped = sum(int((t["kind"] == "drop").sum()) for t in tables)
+    arm.megabytes = m.mean([t["bytes"][t["kind"] == "lesson"].sum() / 1e6 for t in tables])
+    arm.hns = m.mean([_gained(table) for table in tables])
+    if arm.base is not None:
+        arm.worse = _clearly_worse(arm, arm.base)
+
+
+def _gained(ledger: dict[str, Array]) -> float:
+    """Human-normalised score that lessons and the play after them gave, all pairs together."""
+    total = 0.0
+    for k in np.flatnonzero(ledger["kind"] == "lesson"):
+        low, high = RANDOM_AND_HUMAN.get(str(ledger["task"][k]), (nan, nan))
+        total += (ledger["score_after"][k] - ledger["score_before"][k]) / (high - low)
+    return float(total)
+
+
+def _clearly_worse(arm: Weighed, base: Weighed) -> tuple[int, int]:
+    """Pairs with a lesson that end their task clearly below the same pair without sharing.
+
+    Clearly: by more than two standard errors of both evaluations, whose spread is that of all
+    evaluations of the task in both arms.
+    """
+    alone = {(p.seed, p.agent, p.task): p for p in base.pairs}
+    spread = _spreads([*arm.runs, *base.runs])
+    worse = total = 0
+    for pair in arm.pairs:
+        other = alone.get((pair.seed, pair.agent, pair.task))
+        if pair.lesson and other is not None:
+            total += 1
+            worse += pair.learnt < other.learnt - CLEARLY * spread[pair.task]
+    return worse, total
+
+
+def _spreads(runs: Sequence[Measured]) -> dict[str, float]:
+    """By task: the standard error of a difference of two evaluations, normalised."""
+    found = {}
+    for i, task in enumerate(runs[0].run.tasks):
+        exams = [
+            episodes_after(measured.run, a, i)
+            for measured in runs
+            for a in range(len(measured.run.agents))
+        ]
+        squares = [float(scores.var(ddof=1)) for scores in exams if len(scores) > 1]
+        episodes = m.mean([len(scores) for scores in exams])
+        unit = float(runs[0].scale.one[i] - runs[0].scale.zero[i])
+        found[task] = float(np.sqrt(2 * m.mean(squares) / max(episodes, 1))) / unit
+    return found
+
+
+def goals(study: Study) -> list[tuple[str, str, bool | None]]:
+    """The goals of a study: what was wanted, what was found, whether it was reached."""
+    arm = study.arm(DEFAULT)
+    if arm is None or arm.base is None:
+        return []
+    ta, low, high = arm.advantage(0.9)
+    ours, theirs, chance = arm.average[0], arm.base.average[0], arm.improvement
+    lost, (worse, pairs) = arm.forgetting[0], arm.worse
+    return [
+        (
+            "TA_mean(90 %) at least 2.5",
+            f"{ta:.2f} ({low:.2f} – {high:.2f})",
+            None if np.isnan(ta) else ta >= 2.5,
+        ),
+        (
+            "average performance not below that without sharing, P(improvement) over 0.5",
+            f"{ours:.2f} against {theirs:.2f}; P = {chance[0]:.2f} "
+            f"({chance[1]:.2f} – {chance[2]:.2f})",
+            ours >= theirs and chance[0] > 0.5,
+        ),
+        ("forgetting at most 0.05", f"{lost:.3f}", None if np.isnan(lost) else lost <= 0.05),
+        (
+            "negative transfer in at most 1 of 20 pairs",
+            f"{worse} of {pairs}",
+            worse * 20 <= pairs if pairs else None,
+        ),
+    ]

@@ -1,0 +1,264 @@
+"""A study: its runs, what it measures, and what it leaves."""
+
+from math import inf, isnan
+from pathlib import Path
+
+import h5py
+import pytest
+from click.testing import CliRunner
+from launch import run
+from madeup import GAMES, Score, write_run
+
+from canal_mpi.cli import cli
+from canal_mpi.errors import UsageError
+from canal_mpi.results.reading import load
+from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
+from canal_mpi.study.weigh import Study, goals, weigh
+from canal_mpi.study.write import collect, summary
+from canal_mpi.sweep.grid import Point, seeds
+
+ORDERS = (GAMES, (*GAMES[1:], GAMES[0]))  # of two agents that rotate
+LITTLE: dict[str, object] = {"tasks": ["CartPole-v1"], "train.frames": 500}
+
+
+def points(**changes: object) -> list[Point]:
+    """A small study."""
+    given: dict[str, object] = {"arms": ["none", "distill", "replay"], "seeds": seeds("2", 1)}
+    given |= {"other_seeds": 1, "agents": [3], "topologies": ["full"], "flags": LITTLE}
+    return points_of_study(**(given | {"job_file": None} | changes))  # type: ignore[arg-type]
+
+
+# ── its runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_main_arms_come_first_seed_by_seed_and_others_with_fewer_seeds() -> None:
+    assert [point.name for point in points()] == [
+        "random_seed-1",
+        "expert_seed-1",
+        "none_seed-1",
+        "distill_seed-1",
+        "expert_seed-2",
+        "none_seed-2",
+        "distill_seed-2",
+        "replay_seed-1",
+    ]
+
+
+def test_other_numbers_of_agents_and_topologies_are_run_with_the_main_arms_only() -> None:
+    found = points(arms=["none"], agents=[3, 2], topologies=["full", "ring"], seeds=seeds("1", 7))
+    ranks = {point.name: (point.ranks, point.job.share.topology) for point in found}
+    assert ranks == {
+        "random_seed-7": (1, "full"),
+        "expert_seed-7": (1, "full"),
+        "none_seed-7": (3, "full"),
+        "distill-ring_seed-7": (3, "ring"),
+        "none-2_seed-7": (2, "full"),
+        "distill-2_seed-7": (2, "full"),
+    }
+
+
+def test_every_arm_means_its_settings() -> None:
+    found = {p.settings["arm"]: p.job for p in points(arms=list(ARMS))}
+    modes = {name: found[name].reuse.mode for name in ("replay", "mix", "distill", "adopt")}
+    assert modes == {name: name for name in modes}
+    policies = [found[name].share.policy for name in ("none", "replay", "mix", "all")]
+    assert policies == ["none", "exact", "exact", "all"]
+    assert {job.seed for job in found.values()} <= {1, 2}
+    assert found["none"].evaluation.tasks == "seen" and found["none"].evaluation.every == 100
+
+
+def test_experts_learn_each_task_alone_and_random_play_learns_nothing() -> None:
+    found = {p.settings["arm"]: p.job for p in points()}
+    expert, chance = found["expert"], found["random"]
+    assert expert.learn.identity == "separate" and expert.memory.rows == 0
+    assert expert.share.policy == "none" and expert.train.frames == 500
+    assert expert.evaluation.episodes == 10
+    assert chance.train.frames == 1 and chance.evaluation.epsilon == 1.0
+
+
+def test_settings_of_the_user_win_over_those_of_the_study() -> None:
+    flags = LITTLE | {"evaluation.every": 0, "evaluation.episodes": 30}
+    found = {p.settings["arm"]: p.job for p in points(flags=flags)}
+    assert found["none"].evaluation.every == 0 and found["expert"].evaluation.episodes == 30
+
+
+@pytest.mark.parametrize("text", ["1", "5,x", "", "5,5", "0"])
+def test_numbers_of_agents_that_make_no_study_are_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        numbers(text)
+
+
+def test_an_arm_is_told_in_words() -> None:
+    assert about("none-2") == "agents don't share; 2 agents"
+    assert about("distill-ring").endswith("imitated; topology ring")
+
+
+# ── what it measures ───────────────────────────────────────────────────────────────────────────
+
+
+def learnt(score: float) -> Score:
+    """The score of an agent on the tasks that it has learnt, else 0."""
+    return lambda agent, after, task: score * (ORDERS[agent].index(task) < after)
+
+
+def expert(agent: int, after: int, task: str) -> float:
+    """100, but on Robotank hardly better than random play."""
+    return 1.0 if task == "Robotank" else 100.0
+
+
+def a_study(folder: Path, sharing: float = 90.0, steps: int = 200) -> Study:
+    """Two arms of two agents: without sharing every task ends at 80."""
+    chance = write_run(folder / "random", agents=1, score=lambda *key: 0.0, share=False)
+    best = write_run(folder / "expert", agents=1, score=expert, share=False)
+    none = write_run(folder / "none", score=learnt(80), share=False)
+    shared = write_run(folder / "distill", score=learnt(sharing), lesson_steps=steps)
+    arms = {"none": [load(none)], "distill": [load(shared)]}
+    found = weigh(arms, [load(best)], [load(chance)])
+    assert found is not None
+    return found
+
+
+def test_games_in_which_experts_do_not_clearly_beat_random_play_are_left_out(
+    tmp_path: Path,
+) -> None:
+    study = a_study(tmp_path)
+    assert study.counts.tolist() == [True, True, False]
+    assert study.comparison.tasks == ["Krull", "Alien"]
+    assert study.expert.mean.tolist() == [100.0, 100.0, 1.0]
+    assert study.expert.error.tolist() == [1.0, 1.0, 1.0]  # of 101 and 99
+
+
+def test_time_advantage_by_hand(tmp_path: Path) -> None:
+    """Without: 0, .4, .6, .8 after 0, 2, 4, 6 thousand steps, so .72 after 5,200; with it: .45,
+    .675, .9 after 2,000, 3,200 and 3,600, so .72 after 3,280."""
+    arm = a_study(tmp_path).arm("distill")
+    assert arm is not None
+    found, low, high = arm.advantage(0.9)
+    assert found == pytest.approx(5200 / 3280) and low <= found <= high
+    assert arm.steps == 3600 and arm.average[0] == pytest.approx(0.9)
+    assert arm.improvement == (1.0, 1.0, 1.0) and arm.forgetting[0] == pytest.approx(0)
+    assert arm.icr == pytest.approx(1.8)
+    assert arm.learning_advantage[0] == pytest.approx(1.8 / 1.6)
+
+
+def test_pairs_tell_how_soon_they_reached_a_part_of_the_expert(tmp_path: Path) -> None:
+    study = a_study(tmp_path)
+    none, shared = study.arms
+    assert len(none.pairs) == len(shared.pairs) == 4
+    assert none.reached(0) == (4, 1000.0, 1.0)
+    assert none.reached(2) == (0, inf, inf)  # 0.8 is less than 0.9
+    assert shared.reached(2)[0] == 4
+    lessons = {(p.agent, p.task): p.own_steps for p in shared.pairs if p.lesson}
+    assert lessons == {(0, "Alien"): 200, (1, "Krull"): 200}
+
+
+@pytest.mark.parametrize(("score", "worse"), [(90.0, 0), (78.0, 0), (70.0, 2)])
+def test_negative_transfer_counts_pairs_that_are_clearly_worse(
+    tmp_path: Path, score: float, worse: int
+) -> None:
+    """An evaluation of two episodes has a standard error of 1: two of them differ by 1.4."""
+    arm = a_study(tmp_path, score).arm("distill")
+    assert arm is not None and arm.worse == (worse, 2)
+
+
+def test_goals_say_whether_they_were_reached(tmp_path: Path) -> None:
+    good = {want: met for want, _, met in goals(a_study(tmp_path / "a", 90.0, 0))}
+    assert list(good.values()) == [False, True, True, True]  # two of three rounds are played
+    bad = [met for _, _, met in goals(a_study(tmp_path / "b", 60.0))]
+    assert bad == [None, False, True, False]  # 60 never reaches 90 % of 80
+
+
+def test_without_experts_or_where_none_is_better_than_chance_there_is_no_study(
+    tmp_path: Path,
+) -> None:
+    runs = [load(write_run(tmp_path / "none", score=learnt(80), share=False))]
+    flat = [load(write_run(tmp_path / "flat", agents=1, score=lambda *key: 0.0, share=False))]
+    assert weigh({"none": runs}, [], flat) is None
+    assert weigh({"none": runs}, flat, flat) is None
+
+
+# ── what it leaves ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    there = {"random": 1, "expert": 1, "none": 2, "distill": 2, "mix": 2}
+    job = points()[0].job
+    all_points = [Point(n, job, ranks, {"arm": n, "seed": "1"}) for n, ranks in there.items()]
+    said = collect(tmp_path, all_points)
+    assert said[0] == f"Results: {tmp_path / 'study.h5'}"
+    text = (tmp_path / "summary.md").read_text()
+    assert "Not finished yet: mix." in text
+    assert "| Robotank | 0.0 ± 1.0 | 1.0 ± 1.0 | **left out** |" in text
+    assert "| TA_mean(90 %) at least 2.5 | 1.59 (" in text
+    page = (tmp_path / "report.html").read_text()
+    assert "Does sharing pay?" in page and "Time advantage of sharing" in page
+    with h5py.File(tmp_path / "study.h5") as file:
+        assert list(file["scale/counts"][()]) == [True, True, False]
+        assert list(file["pairs/arm"][()]) == [b"none"] * 4 + [b"distill"] * 4
+        assert file["arms/ta_mean_90"][()][1, 0] == pytest.approx(5200 / 3280)
+        assert isnan(file["arms/ta_mean_90"][()][0, 0])
+        assert all("description" in column.attrs for column in file["pairs"].values())
+
+
+def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
+    assert collect(tmp_path, points())[0].startswith("Nothing to compare yet")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_summary_is_a_page_of_markdown(tmp_path: Path) -> None:
+    text = summary(a_study(tmp_path), points()[0], [])
+    assert text.startswith("# Does sharing pay?\n") and text.endswith("|\n")
+    assert "Not finished" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--arms", "none,distil"], "distill"),
+        (["--agents", "1"], "expected numbers of 2 or more"),
+        (["--report"], "of which study?"),
+        (["--resume", "x", "--arms", "none"], "leave out --arms"),
+        (["--seeds", "x"], "expected how many"),
+    ],
+)
+def test_what_makes_no_study_is_refused(arguments: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        CliRunner().invoke(
+            cli, ["study", *arguments], standalone_mode=False, catch_exceptions=False
+        )
+
+
+JOB = """
+tasks = ["CartPole-v1", "Acrobot-v1"]
+order = "rotate"
+[train]
+frames = 1500
+[learn]
+widths = [32]
+starts = 100
+[evaluation]
+episodes = 3
+max_steps = 200
+"""
+
+
+@pytest.mark.mpi
+def test_a_study_runs_from_its_start_to_its_report_and_repeats_nothing(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    out = tmp_path / "study"
+    command = ["canal-mpi", "study", "--job", str(tmp_path / "job.toml"), "--seeds", "1"]
+    command += ["--arms", "none,distill", "--agents", "2", "--out", str(out)]
+    told = run([*command, "--dry-run"], timeout=120)
+    assert told.code == 0 and "4 points, 0 finished" in told.out and not out.exists()
+    first = run(command, timeout=240)
+    assert first.code == 0, first.out + first.err
+    assert "# Does sharing pay?" in first.out
+    times = {file: file.stat().st_mtime_ns for file in out.glob("*/run.h5")}
+    assert len(times) == 4
+    again = run(command, timeout=60)
+    assert again.code == 0 and "started" not in again.out
+    assert {file: file.stat().st_mtime_ns for file in out.glob("*/run.h5")} == times
+    shown = run(["canal-mpi", "study", "--resume", str(out), "--report"], timeout=60)
+    assert shown.code == 0 and "4 of 4 points are finished" in shown.out
+    assert run(["canal-mpi", "inspect", "--verify", str(out / "study.h5")]).code == 0
