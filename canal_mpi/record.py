@@ -21,6 +21,8 @@ from canal_mpi.types import (
     Step,
 )
 
+OVER = ENDED | CUT
+
 
 class Recorder:
     """Counts and times one task after the other and writes rows to a sink."""
@@ -99,11 +101,12 @@ class Recorder:
 
     def turn(self, steps: int, every: int) -> bool:
         """So many more turns of the training loop; whether a row of /train is due."""
-        before, self._turns = self._turns, self._turns + steps
+        before, progress = self._turns, self.progress
+        self._turns = turns = before + steps
         self.unwritten = True
-        self.progress.step += steps
-        self.progress.total_steps += steps
-        return before // every != self._turns // every
+        progress.step += steps
+        progress.total_steps += steps
+        return before // every != turns // every
 
     def phase(self, name: str) -> None:
         """Say what the agent is about to do; the time is noted for what it did before."""
@@ -137,15 +140,16 @@ class Recorder:
     def step(self, step: Step) -> None:
         """One training step in every environment; ended episodes become rows."""
         rewards, flags = step.reward.tolist(), step.flags.tolist()
-        if not self._returns:
-            self._returns, self._lengths = [0.0] * len(rewards), [0] * len(rewards)
+        returns, lengths = self._returns, self._lengths
+        if not returns:
+            returns[:], lengths[:] = [0.0] * len(rewards), [0] * len(rewards)
         self.env_steps += len(rewards)
         for k, reward in enumerate(rewards):  # of few environments: faster than arrays
-            self._returns[k] += reward
-            self._lengths[k] += 1
-            if flags[k] & (ENDED | CUT):
-                self._episode(self._returns[k], self._lengths[k])
-                self._returns[k], self._lengths[k] = 0.0, 0
+            returns[k] += reward
+            lengths[k] += 1
+            if flags[k] & OVER:
+                self._episode(returns[k], lengths[k])
+                returns[k], lengths[k] = 0.0, 0
 
     def _episode(self, total: float, length: int) -> None:
         self._episodes += 1

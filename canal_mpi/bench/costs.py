@@ -91,10 +91,11 @@ def logging(steps: int = 20_000, repeats: int = 7) -> dict[str, Figure]:
 
 
 def _write_down(record: Recorder, steps: int) -> None:
-    going, ended = (np.array([flag], dtype=np.uint8) for flag in (0, ENDED))
     obs, reward = np.zeros((1, 128), dtype=np.uint8), np.ones(1)
+    flags = (np.array([flag], dtype=np.uint8) for flag in (0, ENDED))
+    going, ended = (Step(obs, reward, flag, obs) for flag in flags)
     for k in range(steps):
-        record.step(Step(obs, reward, ended if k % EPISODE == 0 else going, obs))
+        record.step(ended if k % EPISODE == 0 else going)
         record.update(0.5)
         if record.turn(1, 500):
             record.training(0.1)

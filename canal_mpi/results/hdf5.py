@@ -17,7 +17,8 @@ from canal_mpi.types import Columns
 BLOCK = 512  # HDF5 leaves a block of this size in front to its user
 MAGIC = b"CANALH5\n"
 ROWS_IN_CHUNK = 16384
-SCALAR = h5py.h5s.create(h5py.h5s.SCALAR)
+SCALAR, WORDS = h5py.h5s.create(h5py.h5s.SCALAR), h5py.string_dtype("utf-8")
+TEXTS = h5py.h5t.py_create(WORDS, logical=True)
 MOST = 1 << 36  # bytes of arrays in a file
 FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
@@ -158,4 +159,8 @@ def write_dataset(group: Any, name: str, column: Any, **attributes: Any) -> None
         options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
     dataset = group.create_dataset(name, data=column, **options)
     for key, value in attributes.items():
-        dataset.attrs[key] = value
+        if isinstance(value, str):  # most of them: h5py's own way takes twice as long
+            mark = h5py.h5a.create(dataset.id, key.encode(), TEXTS, SCALAR)
+            mark.write(np.array(value, dtype=WORDS))
+        else:
+            dataset.attrs[key] = value
