@@ -23,6 +23,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 PATIENCE = 10.0  # seconds for mpirun to end its ranks after a second signal
 LAST_WORDS = 3.0  # seconds in which what was printed may still arrive
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
+INSTANT = 0.1  # seconds
 
 Process: TypeAlias = subprocess.Popen[bytes]
 
@@ -176,6 +177,9 @@ def _insist(process: Process) -> None:
 def clean_up(folder: str) -> int:
     """End the processes that a job left on this host, known by its folder; how many there were."""
     left = _waited_for(folder, GRACE)
+    if not left:  # one that is just being started shows no environment for an instant
+        sleep(INSTANT)
+        left = _waited_for(folder, GRACE)
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in _processes_of(folder):
             with suppress(ProcessLookupError, PermissionError):
@@ -188,7 +192,7 @@ def _waited_for(folder: str, seconds: float) -> list[int]:
     """The processes of a job that are still there after so long."""
     end = monotonic() + seconds
     while (found := _processes_of(folder)) and monotonic() < end:
-        sleep(0.05)
+        sleep(INSTANT)
     return found
 
 
