@@ -189,7 +189,7 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
     assert said[0] == f"Results: {tmp_path / 'study.h5'}"
     text = (tmp_path / "summary.md").read_text()
     assert "Not finished yet: mix." in text
-    assert "| Robotank | 0.0 ± 1.0 | 1.0 ± 1.0 | **left out** |" in text
+    assert "| Robotank | 0.0 ± 1.0 | 1.0 ± 1.0 | left out |" in text
     assert "| TA_mean(90 %) at least 2.5 | 1.59 (" in text
     page = (tmp_path / "report.html").read_text()
     assert "Does sharing pay?" in page and "Time advantage of sharing" in page

@@ -231,7 +231,9 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
         _ledger(arm)
     baseline = next((g for g in groups if g.label == NONE), None)
     stes = [Measured(_only(run, kept), scale) for run in experts]
-    comparison = Comparison(groups, scale, baseline, None, stes)
+    many = baseline.agents if baseline else groups[0].agents  # steps of all agents are compared
+    alike = [group for group in groups if group.agents == many]
+    comparison = Comparison(alike, scale, baseline, None, stes)
     seeds = sorted({int(run.attributes.get("seed", 0)) for runs in arms.values() for run in runs})
     return Study(tasks, chance, expert, weighed, comparison, seeds)
 
@@ -341,7 +343,7 @@ def goals(study: Study) -> list[tuple[str, str, bool | None]]:
     return [
         (
             "TA_mean(90 %) at least 2.5",
-            f"{ta:.2f} ({low:.2f} – {high:.2f})",
+            "never reached" if np.isnan(ta) else f"{ta:.2f} ({low:.2f} – {high:.2f})",
             None if np.isnan(ta) else ta >= 2.5,
         ),
         (

@@ -52,7 +52,7 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 def game_rows(study: Study) -> Iterable[Row]:
     """Random play and experts of every task."""
     for i, task in enumerate(study.tasks):
-        counts = "yes" if study.counts[i] else "**left out**"
+        counts = "yes" if study.counts[i] else "left out"
         levels = [f"{x.mean[i]:.1f} ± {x.error[i]:.1f}" for x in (study.random, study.expert)]
         yield [task, *levels, counts]
 
