@@ -6,10 +6,18 @@ from typing import Any, TypeVar
 from numba import njit
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+SUMS = {"reassoc", "contract", "nsz"}  # what may be done with them; NaN and infinity stay
 
 
 def compiled(function: Function) -> Function:
-    """Machine code of a function, kept on disk; its sums may be taken in another order."""
-    compile_ = njit(cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-    made: Function = compile_(function)
+    """Machine code of a function; its sums may be taken in another order.
+
+    It is kept beside the source, as Python keeps its own, or in the user's cache; where neither
+    can be written it is compiled anew by every process.
+    """
+    made: Function
+    try:
+        made = njit(cache=True, error_model="numpy", fastmath=SUMS)(function)
+    except RuntimeError:  # no place to keep it
+        made = njit(error_model="numpy", fastmath=SUMS)(function)
     return made
