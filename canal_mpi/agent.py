@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, floor, inf, isnan, nan
+from math import exp, floor, hypot, inf, isnan, nan, sqrt
 from time import perf_counter
 
 import numpy as np
@@ -43,6 +43,7 @@ class Agent:
         self.envs, self.learner, self.replay, self.memory = envs, learner, replay, memory
         self.sharing, self.record, self.saver = sharing, record, saver or NoCheckpoints()
         self.first_round, self.task = 1, order[0]
+        self.doubt = 0.0  # standard error of the newest evaluation
         self.taken_up: Attempt | None = None  # of the first round, after a resume
 
     def run(self) -> None:
@@ -254,7 +255,7 @@ class Agent:
     ) -> Attempt:
         """Begin to learn the task in that way."""
         self.record.plan(how.study + how.steps)
-        self.now = Attempt(how, list(lessons), before, weights or {}, how.imitate)
+        self.now = Attempt(how, list(lessons), before, self.doubt, weights or {}, how.imitate)
         return self.now
 
     def hold(self, lessons: list[Lesson]) -> list[Lesson]:
@@ -269,8 +270,12 @@ class Agent:
         return same
 
     def admitted(self, attempt: Attempt, after: float) -> bool:
-        """Whether the lessons may stay; where they made the agent worse it is as before."""
-        kept = not (self.job.reuse.admission and after < attempt.before)
+        """Whether the lessons may stay; where they made the agent worse it is as before.
+
+        Both scores are means of few episodes: worse is what is lower by more than their error.
+        """
+        least = attempt.before - hypot(attempt.doubt, self.doubt)
+        kept = not (self.job.reuse.admission and after < least)
         for lesson in attempt.lessons:
             self.record.used(lesson.offer, attempt.before, after, kept)
         if not kept:
@@ -306,18 +311,18 @@ class Agent:
         every = self.job.evaluation.every if goal == inf else self.job.reuse.check_every
         if not every or done % every >= self.job.train.envs:  # several steps a turn
             return False
-        score = self.look()
+        score = self.look(goal if self.now.how.stops else inf)
         self.record.phase("training")
         if goal > 0 and score > 0:
             fades = self.job.reuse.imitate * max(1 - score / goal, 0)
             self.now.imitate = fades * bool(self.now.imitate)
         return self.now.how.stops and score >= goal
 
-    def look(self) -> float:
+    def look(self, goal: float) -> float:
         """Evaluate between two steps; who is stopped here is saved as it was before the look."""
         looks = self.looks
         try:
-            return self.evaluate()
+            return self.evaluate(goal)
         except Stopped:
             self.looks = looks
             self.saver.turn(0, self.cut())
@@ -341,14 +346,22 @@ class Agent:
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────
 
-    def evaluate(self) -> float:
+    def evaluate(self, goal: float = inf) -> float:
         """Mean return on the current task; a point of its curve."""
         if not self.job.evaluation.episodes:
             return nan
-        self.looks += 1
-        exam = self.examine(self.task, f"evaluate-{self.record.round}-{self.looks}")
+        exam = self.next_exam()
+        if np.mean([score for score, _ in exam]) >= goal:
+            exam += self.next_exam()  # one lucky exam is not enough
         self.record.evaluated(exam)
-        return float(np.mean([score for score, _ in exam]))
+        scores = [score for score, _ in exam]
+        self.doubt = float(np.std(scores)) / sqrt(max(len(scores) - 1, 1))
+        return float(np.mean(scores))
+
+    def next_exam(self) -> list[tuple[float, int]]:
+        """Episodes of the current task that were not played before."""
+        self.looks += 1
+        return self.examine(self.task, f"evaluate-{self.record.round}-{self.looks}")
 
     def evaluate_others(self, round_: int) -> None:
         """How the agent does on the job's other tasks now: on those it has seen, or on all."""

@@ -32,6 +32,7 @@ class Attempt:
     how: Training
     lessons: list[Lesson] = field(default_factory=list)
     before: float = nan  # the agent's score before it
+    doubt: float = 0.0  # standard error of that score
     weights: Columns = field(default_factory=dict)  # to go back to if lessons make it worse
     imitate: float = 0.0  # weight of imitating the donor now
     studied: int = 0  # updates on lessons so far
@@ -47,7 +48,7 @@ class Attempt:
         numbers = [self.studied, self.playing, self.done, self.trained]
         held = under("how", record_to_columns(self.how)) | under("weights", self.weights)
         held |= {"numbers": np.array(numbers, dtype="<i8")}
-        held |= {"scores": np.array([self.before, self.imitate])}
+        held |= {"scores": np.array([self.before, self.doubt, self.imitate])}
         for k, lesson in enumerate(self.lessons):
             parts = under("offer", record_to_columns(lesson.offer)) | under("rows", lesson.rows)
             held |= under(f"lesson-{k:04d}", parts | under("network", lesson.network))
@@ -60,11 +61,12 @@ class Attempt:
         """The attempt that `state` told of."""
         names = sorted({name.split("/")[0] for name in state if name.startswith("lesson-")})
         studied, playing, done, trained = (int(number) for number in state["numbers"])
-        before, imitate = (float(score) for score in state["scores"])
+        before, doubt, imitate = (float(score) for score in state["scores"])
         return cls(
             record_from_columns(Training, inside("how", state)),
             [_lesson(inside(name, state)) for name in names],
             before,
+            doubt,
             inside("weights", state),
             imitate,
             studied,

@@ -402,7 +402,7 @@ def test_imitation_fades_as_the_student_catches_up() -> None:
 
     def score(agent: Agent) -> None:
         scores = iter([0.0, 1.0, 3.0, 3.0])  # before, at 0 and at 10 own steps, in the end
-        agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
+        agent.evaluate = lambda goal=0.0: next(scores)  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job, score=4.0), prepare=score)
     weights = [batch.imitate for batch in run.batches]
@@ -413,6 +413,35 @@ def test_imitation_fades_as_the_student_catches_up() -> None:
 def test_a_student_as_good_as_its_donor_stops_early_if_asked(early: bool, steps: int) -> None:
     job = small_job(reuse__mode="adopt", reuse__stop_early=early, reuse__admission=False)
     assert _Run(job, _lesson(job)).task()["env_steps"] == steps
+
+
+@pytest.mark.parametrize(("again", "steps"), [(4.0, 0), (1.0, 8)])
+def test_a_look_that_reaches_the_goal_is_taken_twice(again: float, steps: int) -> None:
+    """The first exam shows the donor's 3 points and more; the mean with a second one decides."""
+    job = small_job(reuse__mode="adopt", reuse__admission=False)
+
+    def prepare(agent: Agent) -> None:
+        exams = iter([[(3.0, 5)], [(again, 5)]] + [[(0.0, 5)]] * 9)
+        agent.next_exam = lambda: next(exams)  # type: ignore[method-assign]
+
+    run = _Run(job, _lesson(job, score=3.0), prepare=prepare)
+    assert run.task()["env_steps"] == steps
+    assert run.sink.rows["curve"][0]["score"] == (3.0 + again) / 2
+
+
+@pytest.mark.parametrize(("after", "kept"), [([2.0, 4.0], True), ([1.0, 1.0], False)])
+def test_a_lesson_is_dropped_only_where_the_scores_differ_by_more_than_their_error(
+    after: list[float], kept: bool
+) -> None:
+    """Before: 3 and 5, a mean of 4 with a standard error of 1; after: 3 ± 1 or 1 ± 0."""
+    job = small_job(reuse__mode="replay")
+
+    def prepare(agent: Agent) -> None:
+        exams = iter([[(3.0, 5), (5.0, 5)], [(score, 5) for score in after]] + [[(0.0, 5)]] * 9)
+        agent.next_exam = lambda: next(exams)  # type: ignore[method-assign]
+
+    run = _Run(job, _lesson(job), prepare=prepare)
+    assert ("drop" in run.sink.kinds()) == (not kept)
 
 
 @pytest.mark.parametrize(("every", "looks"), [(5, [5, 10, 15]), (10, [10]), (50, [])])
@@ -472,7 +501,7 @@ def test_a_dropped_lesson_of_another_task_is_out_of_the_replay() -> None:
 
     def prepare(agent: Agent) -> None:
         scores = iter([5.0, 1.0, 1.0])
-        agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
+        agent.evaluate = lambda goal=0.0: next(scores)  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job, task=LEFT), prepare=prepare)
     assert "drop" in run.sink.kinds()

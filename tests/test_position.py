@@ -1,6 +1,7 @@
 """An agent that is cut anywhere in its tasks and taken up again ends with the same bits."""
 
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,12 @@ def test_a_lesson_that_is_dropped_can_be_cut_before_and_after(
 ) -> None:
     job = small_job(reuse__mode="replay")
     evaluate = Agent.evaluate
-    monkeypatch.setattr(Agent, "evaluate", lambda self: 0 * evaluate(self) + 1 / self.looks)
+
+    def worse(self: Agent, goal: float = inf) -> float:
+        score, self.doubt = 0 * evaluate(self) + 1 / self.looks, 0.0
+        return score
+
+    monkeypatch.setattr(Agent, "evaluate", worse)
     wrong = [parcel(rows=walked(RIGHT, 60, wise=False))]
     cuts = cut_and_compare(job, (RIGHT,), lambda: Donors(wrong), every=4)
     held = [any(name.startswith("attempt/lesson") for name in state) for state in cuts.kept]
