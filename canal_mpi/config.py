@@ -113,6 +113,11 @@ def _cross_checked(job: Job) -> Job:
         raise UsageError(
             f"replay.capacity = {job.replay.capacity} is less than a batch ({job.learn.batch})."
         )
+    if job.replay.capacity // job.train.envs < job.learn.n_step:
+        raise UsageError(
+            f"replay.capacity = {job.replay.capacity} for {job.train.envs} environments holds "
+            f"fewer than {job.learn.n_step} steps of each (learn.n_step); give more."
+        )
     if job.learn.lr == 0:
         raise UsageError("learn.lr = 0 learns nothing; give a positive number, as in 0.0005.")
     return job

@@ -4,17 +4,21 @@ from math import inf, isnan
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from launch import run
 from madeup import GAMES, Score, write_run
 
 from canal_mpi.cli import cli
+from canal_mpi.commands.study import _with_others
+from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.results.reading import load
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
 from canal_mpi.study.weigh import Study, goals, weigh
 from canal_mpi.study.write import collect, summary
+from canal_mpi.sweep.folder import check_same_job, save
 from canal_mpi.sweep.grid import Point, seeds
 
 ORDERS = (GAMES, (*GAMES[1:], GAMES[0]))  # of two agents that rotate
@@ -82,7 +86,34 @@ def test_settings_of_the_user_win_over_those_of_the_study() -> None:
     assert found["none"].evaluation.every == 0 and found["expert"].evaluation.episodes == 30
 
 
-@pytest.mark.parametrize("text", ["1", "5,x", "", "5,5", "0"])
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"arms": ["none", "none"]}, "'none_seed-1' twice"),
+        ({"seeds": seeds("4,4", 1)}, "twice"),
+        ({"topologies": ["full", "full"]}, "twice"),
+        ({"agents": [3, 2, 2]}, "'none-2_seed-1' twice"),
+        ({"arms": ["os:path"]}, "unknown arm"),
+        ({"flags": LITTLE | {"share.policy": "simnet"}}, "what a study varies"),
+        ({"flags": LITTLE | {"evaluation.tasks": "current"}}, "no forgetting"),
+        ({"flags": LITTLE | {"evaluation.episodes": 0}}, "needs scores"),
+    ],
+)
+def test_what_would_count_twice_or_tell_nothing_is_refused(
+    changes: dict[str, object], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        points(**changes)
+
+
+def test_a_job_that_evaluates_more_is_left_to_it(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text('[evaluation]\ntasks = "all"\nevery = 70\n')
+    found = {p.settings["arm"]: p.job for p in points(job_file=str(tmp_path / "job.toml"))}
+    assert found["none"].evaluation.tasks == "all" and found["none"].evaluation.every == 70
+    assert found["expert"].evaluation.tasks == "current"
+
+
+@pytest.mark.parametrize("text", ["1", "5,x", "", "5000", "0"])
 def test_numbers_of_agents_that_make_no_study_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         numbers(text)
@@ -165,7 +196,30 @@ def test_goals_say_whether_they_were_reached(tmp_path: Path) -> None:
     good = {want: met for want, _, met in goals(a_study(tmp_path / "a", 90.0, 0))}
     assert list(good.values()) == [False, True, True, True]  # two of three rounds are played
     bad = [met for _, _, met in goals(a_study(tmp_path / "b", 60.0))]
-    assert bad == [None, False, True, False]  # 60 never reaches 90 % of 80
+    assert bad == [False, False, True, False]  # 60 never reaches 90 % of 80
+
+
+def test_agents_that_never_get_there_have_no_advantage(tmp_path: Path) -> None:
+    arm = a_study(tmp_path, 60.0).arm("distill")
+    assert arm is not None and arm.advantage(0.9) == (0.0, 0.0, 0.0)
+
+
+def test_human_normalised_gain_counts_every_pair_once_on_its_own_task(tmp_path: Path) -> None:
+    """Each pair took two lessons, one of another task; before them it scored 10."""
+    a_study(tmp_path)
+    chance, best, none, shared = (
+        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
+    )
+    ledger = shared["exchange"]
+    for name, column in ledger.items():
+        ledger[name] = np.concatenate([column, column])
+    ledger["task"][: len(ledger["task"]) // 2] = "Robotank"
+    ledger["score_before"][:] = 10.0
+    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
+    assert study is not None
+    alien, krull = ((90 - 10) / (7127.7 - 227.8), (90 - 10) / (2665.5 - 1598.0))
+    assert study.arms[1].hns == pytest.approx(alien + krull)
+    assert study.arms[1].megabytes == 0  # nothing was transferred in the made-up ledger
 
 
 def test_without_experts_or_where_none_is_better_than_chance_there_is_no_study(
@@ -199,6 +253,51 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
         assert file["arms/ta_mean_90"][()][1, 0] == pytest.approx(5200 / 3280)
         assert isnan(file["arms/ta_mean_90"][()][0, 0])
         assert all("description" in column.attrs for column in file["pairs"].values())
+
+
+def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path) -> None:
+    for name, agents in (("random", 1), ("expert", 1), ("none", 2)):
+        write_run(tmp_path / name, agents=agents, score=lambda *key: 0.0, share=False)
+    job = points()[0].job
+    there = [Point(n, job, 1, {"arm": n, "seed": "1"}) for n in ("random", "expert", "none")]
+    said = "\n".join(collect(tmp_path, there))
+    assert "nothing can be weighed" in said
+    assert "| Krull | 0.0 ± 1.0 | 0.0 ± 1.0 | left out |" in said
+
+
+def test_runs_with_another_number_of_agents_are_not_taken_for_those_of_a_study(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path / "none_seed-1", share=False)
+    job = from_toml((run / "job.toml").read_text())
+    check_same_job(run, Point("none_seed-1", job, 2))
+    with pytest.raises(UsageError, match="agents: 2 there, 5 here"):
+        check_same_job(run, Point("none_seed-1", job, 5))
+
+
+def test_a_later_study_of_the_same_folder_keeps_the_arms_of_the_earlier_one(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
+    more = _with_others(tmp_path, points(arms=["replay"], seeds=seeds("1", 1)))
+    assert {point.settings["arm"] for point in more} == {
+        "random",
+        "expert",
+        "replay",
+        "none",
+        "distill",
+    }
+
+
+def test_a_study_is_not_gone_on_with_as_a_sweep(tmp_path: Path) -> None:
+    save(tmp_path, points())
+    with pytest.raises(UsageError, match="holds a study"):
+        CliRunner().invoke(
+            cli,
+            ["sweep", "--resume", str(tmp_path), "--report"],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
 
 
 def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from canal_mpi.cli import cli
 from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.errors import RankFailed, UsageError
-from canal_mpi.job import EvaluationConfig, Job
+from canal_mpi.job import EvaluationConfig, Job, MemoryConfig
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
 from canal_mpi.sweep import engine as engines
@@ -279,15 +280,18 @@ def test_a_table_is_no_higher_than_its_terminal(
 
 
 def test_estimates_count_steps_crowding_and_slow_devices() -> None:
-    pace, job = Pace(step=0.001, episode=0.2), Job(tasks=("a", "b"))
+    pace = Pace(env=0.0005, learn=0.0005, episode=0.2)
+    job = Job(tasks=("a", "b"), memory=MemoryConfig(rows=0))
     one = seconds_of(Point("x", job, 1), pace)
     assert one == pytest.approx(4 + 2 * (20 + 1))
+    rehearses = Job(tasks=("a", "b"))  # a third more updates
+    assert seconds_of(Point("x", rehearses, 1), pace) == pytest.approx(4 + 2 * (10 + 10 / 0.75 + 1))
     looks = EvaluationConfig(every=5000, tasks="seen")  # 4 inside a task, the other task in half
-    often = Job(tasks=("a", "b"), evaluation=looks)
+    often = replace(job, evaluation=looks)
     assert seconds_of(Point("x", often, 1), pace) == pytest.approx(4 + 2 * (20 + 5.5))
     crowd = seconds_of(Point("x", job, 1000), pace)
     assert crowd > 100 * one
-    slow = seconds_of(Point("x", Job(tasks=("a", "b"), emulate=("n@0.25",)), 1), pace)
+    slow = seconds_of(Point("x", replace(job, emulate=("n@0.25",)), 1), pace)
     assert slow == pytest.approx(4 + 2 * 21 * 4)
     assert together([a_point("a"), a_point("b")], [10.0, 10.0], slots=2) == 10.0
     assert together([a_point("a", 2), a_point("b", 2)], [10.0, 10.0], slots=2) == 20.0

@@ -12,15 +12,21 @@ SIGN = "canal-mpi-status "
 
 def status_of(folder: Path) -> str:
     """`finished`, `running`, `stopped` and so on; `missing` or `damaged` where run.h5 is."""
+    return marks_of(folder)[0]
+
+
+def marks_of(folder: Path) -> tuple[str, int]:
+    """The status of a run, and how many agents it has (0 where that is not known)."""
     path = folder / "run.h5"
     if not path.is_file():
-        return "missing"
+        return "missing", 0
     try:
         data = read_bytes(path)
         check_image(data, str(path))
-        return str(parse_attributes(data, str(path))["status"])
-    except (CanalError, KeyError):
-        return "damaged"
+        facts = parse_attributes(data, str(path))
+        return str(facts["status"]), int(facts.get("agents", 0))
+    except (CanalError, LookupError, ValueError, TypeError):
+        return "damaged", 0
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     if options["report"]:
         return report_points(folder, points, write.collect)
     if options["resume"] is None:
+        points = _with_others(folder, points)
         save(folder, points)
     ctx.exit(run_points("study", folder, points, options, lambda: write.collect(folder, points)))
 
@@ -106,6 +107,16 @@ def _points(options: dict[str, Any]) -> "list[Point]":
         flags,
         job_file,
     )
+
+
+def _with_others(folder: Path, points: "list[Point]") -> "list[Point]":
+    """Also the runs that an earlier study of this folder has: they count as well."""
+    from canal_mpi.sweep.folder import load_points
+
+    if not (folder / "sweep.json").is_file():
+        return points
+    names = {point.name for point in points}
+    return [*points, *(point for point in load_points(folder) if point.name not in names)]
 
 
 def _words(text: str | None) -> list[str]:

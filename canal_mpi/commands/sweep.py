@@ -87,6 +87,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
         nothing_else(options, (*GRID, *HOSTS), "sweep")
         folder = options["resume"].absolute()
         points = load_points(folder)
+        if any("arm" in point.settings for point in points):
+            raise UsageError(f"{folder} holds a study: `canal-mpi study --resume` goes on with it.")
     else:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()

@@ -1,4 +1,4 @@
-"""A linear Q-learner in NumPy: no hidden layer, no torch; small enough for many ranks a core.
+"""A linear Q-learner: no hidden layer, no torch; small enough for many ranks a core.
 
 Action values are linear in the observation's numbers, their squares and a 1 for the bias.
 It has one matrix for all tasks (`learn.identity = "single"`) or one a task. Settings of the network

@@ -78,10 +78,10 @@ def part_colour(k: int) -> str:
 
 
 def edge_bytes(run: Run) -> Array:
-    """[from, to]: bytes of lessons, swaps and relays that crossed each edge."""
+    """[from, to]: bytes of lessons and swaps that crossed each edge."""
     table, agents = run["exchange"], run.agents
     found = np.zeros((len(agents), len(agents)))
-    moved = (table["kind"] != "offer") & (table["kind"] != "request")
+    moved = (table["kind"] == "transfer") | (table["kind"] == "swap")
     for k in np.flatnonzero(moved):
         a, b = int(table["from"][k]), int(table["to"][k])
         if a in agents and b in agents:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from canal_mpi import config, pick
+from canal_mpi.cluster.hostfile import MOST_RANKS
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
 from canal_mpi.sweep.grid import Axis, Choice, Point, name_of, whole_job
@@ -33,18 +34,23 @@ ARMS: dict[str, Arm] = {
     ),
     "distill": Arm(
         "the default: batches half of the lesson, and the donor's network is imitated",
-        {"share.policy": "exact", "reuse.mode": "distill"},
+        {"share.policy": "exact", "reuse.mode": "distill", "reuse.network": True},
     ),
     "all": Arm(
         "the default, but lessons of all tasks are taken",
-        {"share.policy": "all", "reuse.mode": "distill"},
+        {"share.policy": "all", "reuse.mode": "distill", "reuse.network": True},
     ),
     "adopt": Arm(
         "the oracle: the student starts from the donor's weights",
-        {"share.policy": "exact", "reuse.mode": "adopt"},
+        {"share.policy": "exact", "reuse.mode": "adopt", "reuse.network": True},
     ),
 }
-ALONE: Layer = {"share.policy": "none", "learn.identity": "separate", "memory.rows": 0}
+ALONE: Layer = {
+    "share.policy": "none",
+    "learn.identity": "separate",
+    "memory.rows": 0,
+    "train.rounds": 0,
+}
 
 
 def points_of_study(
@@ -62,16 +68,20 @@ def points_of_study(
     main arms are run.
     """
     for name in arms:
-        pick.pick("arm", name, ARMS)
+        pick.check("arm", name, ARMS, outside=False)
+    job = config.resolve(flags, job_file)
+    _check(flags, job)
     ways = [_Way(name, ARMS[name].flags, agents[0], topologies[0]) for name in arms]
+    if len(set(topologies)) < len(topologies):
+        raise UsageError("--topologies names one twice.")
     for topology in topologies[1:]:
         ways.append(_Way(f"{DEFAULT}-{topology}", ARMS[DEFAULT].flags, agents[0], topology))
     for number in agents[1:]:
         for name in (NONE, DEFAULT):
             ways.append(_Way(f"{name}-{number}", ARMS[name].flags, number, topologies[0]))
-    job = config.resolve(flags, job_file)
-    every = max(job.train.frames // LOOKS, 1)
-    base: Layer = {"evaluation.tasks": "seen", "evaluation.every": every} | flags
+    how, looks = job.evaluation, max(job.train.frames // LOOKS, 1)
+    base: Layer = {"evaluation.tasks": "seen" if how.tasks == "current" else how.tasks}
+    base |= {"evaluation.every": how.every or looks} | flags
     found = [_random_play(base, seeds.choices[0], job_file)]
     for k, seed in enumerate(seeds.choices):
         found.append(_expert(base, job, seed, job_file))
@@ -80,8 +90,25 @@ def points_of_study(
             if main or k < other_seeds:
                 layer = base | way.flags | {"share.topology": way.topology} | seed.flags
                 found.append(_point(way.label, seed, layer, way.agents, job_file))
+    names = [point.name for point in found]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UsageError(f"the study has '{twice[0]}' twice: name every arm, seed and so on once.")
     first = {RANDOM, EXPERT, NONE, DEFAULT}
     return sorted(found, key=lambda point: point.settings["arm"] not in first)
+
+
+def _check(flags: Layer, job: Job) -> None:
+    """Refuse what makes no study, before anything is started."""
+    for key in ("share.policy", "reuse.mode", "share.topology"):
+        if key in flags:
+            raise UsageError(f"{key} is what a study varies: give --arms or --topologies.")
+    if flags.get("evaluation.tasks") == "current":
+        raise UsageError("evaluation.tasks = current tells no forgetting: give seen or all.")
+    if job.evaluation.episodes < 1:
+        raise UsageError("evaluation.episodes = 0: a study needs scores; give 3 or more.")
+    if job.emulate:
+        raise UsageError("a study compares at full speed: leave out emulated hosts.")
 
 
 @dataclass(frozen=True)
@@ -123,6 +150,7 @@ def about(label: str) -> str:
 def numbers(text: str) -> list[int]:
     """Numbers of agents, the first for all arms."""
     found = [int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < 9]
-    if len(found) < len(text.split(",")) or min(found) < 2 or len(set(found)) < len(found):
+    fit = len(found) == len(text.split(",")) and 2 <= min(found) <= max(found) <= MOST_RANKS
+    if not fit:
         raise UsageError(f"--agents {text[:80]}: expected numbers of 2 or more, as in 5 or 5,2,3.")
     return found

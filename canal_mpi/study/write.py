@@ -17,7 +17,7 @@ from canal_mpi.results.reading import load
 from canal_mpi.schema import TEXT
 from canal_mpi.show import duration
 from canal_mpi.study.arms import EXPERT, RANDOM, about
-from canal_mpi.study.weigh import PARTS, Study, Weighed, goals, weigh
+from canal_mpi.study.weigh import PARTS, Level, Study, Weighed, clearly_above, goals, weigh
 from canal_mpi.sweep.engine import FINISHED
 from canal_mpi.sweep.grid import Point
 
@@ -32,11 +32,15 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
         if status_of(folder / point.name) == FINISHED:
             arms.setdefault(point.settings["arm"], []).append(load(folder / point.name))
     experts, random = arms.pop(EXPERT, []), arms.pop(RANDOM, [])
+    if not (arms and experts and random):
+        return ["Nothing to compare yet: that takes random play, an expert and one arm."]
     study = weigh(arms, experts, random)
     if study is None:
         return [
-            "Nothing to compare yet: a study needs random play, experts that clearly beat it, and "
-            "at least one arm that is finished."
+            "No expert clearly beats random play on any task, so nothing can be weighed: give more "
+            "--frames, or more evaluation.episodes.",
+            "",
+            *_table(SCALE_HEAD, scale_rows(experts[0].tasks, Level.of(random), Level.of(experts))),
         ]
     left = [p.name for p in points if status_of(folder / p.name) != FINISHED]
     text = summary(study, points[0], left)
@@ -49,12 +53,15 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 # ── tables, for Markdown and for the page ──────────────────────────────────────────────────────
 
 
-def game_rows(study: Study) -> Iterable[Row]:
+def scale_rows(tasks: Sequence[str], random: Level, expert: Level) -> Iterable[Row]:
     """Random play and experts of every task."""
-    for i, task in enumerate(study.tasks):
-        counts = "yes" if study.counts[i] else "left out"
-        levels = [f"{x.mean[i]:.1f} ± {x.error[i]:.1f}" for x in (study.random, study.expert)]
+    for i, task in enumerate(tasks):
+        counts = "yes" if clearly_above(expert, random)[i] else "left out"
+        levels = [f"{x.mean[i]:.1f} ± {x.error[i]:.1f}" for x in (random, expert)]
         yield [task, *levels, counts]
+
+
+SCALE_HEAD = ["game", "random play", "expert", "counts"]
 
 
 def arm_rows(study: Study) -> Iterable[Row]:
@@ -186,7 +193,7 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         f"{job.evaluation.max_steps:,} steps). A game counts where the experts beat random play by "
         f"more than two standard errors. {counted}".strip(),
         "",
-        *_table(["game", "random play", "expert", "counts"], game_rows(study)),
+        *_table(SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         "## The arms",
         "",
         *(f"- `{arm.label}`: {about(arm.label)}." for arm in study.arms),
@@ -242,7 +249,7 @@ def _page(study: Study, left: Sequence[str]) -> str:
         f'<p class="quiet">{escape(about_scale)}</p>',
         parts.note(f"Not finished yet: {', '.join(left)}.") if left else "",
         f'<div class="cards">{cards}</div>' if cards else "",
-        parts.table("The scale", ["game", "random play", "expert", "counts"], game_rows(study)),
+        parts.table("The scale", SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         parts.table("The arms", ARM_HEAD, arm_rows(study), "arms"),
         parts.table(
             "Medians over pairs of agent and task; `not`: less than half got there",
@@ -289,6 +296,7 @@ def _fill(file: Any, study: Study) -> None:
             "before": "normalised score before the lesson (NaN: no lesson)",
             "learnt": "normalised score right after the task",
             "final": "normalised score at the end of the run",
+            "gained": "human-normalised score since before the lesson",
         }.items()
     }
     for k, part in enumerate(PARTS):

@@ -26,20 +26,24 @@ LONGEST = 300.0  # seconds that the trial may take
 class Pace:
     """What one agent needs when it has a core for itself."""
 
-    step: float  # seconds
+    env: float  # seconds of a step in the environment
+    learn: float  # seconds of its updates
     episode: float  # seconds of an evaluation episode
 
 
 def seconds_of_all(points: Sequence[Point]) -> dict[str, float]:
     """At most so long takes each point; one agent plays a little to find out."""
-    pace = pace_of(max((point.job for point in points), key=lambda job: job.train.frames))
+    longest = max(points, key=lambda point: (point.job.train.frames, point.ranks))
+    pace = pace_of(longest.job)
     return {point.name: seconds_of(point, pace) for point in points}
 
 
 def pace_of(job: Job) -> Pace:
     """Measured: one agent plays a part of its first task."""
     frames = min(STEPS, job.train.frames)
-    short = replace(job, emulate=(), train=replace(job.train, frames=frames, rounds=1))
+    half = max(frames // 2, 1)  # in the first one things are loaded and compiled
+    train = replace(job.train, frames=frames, rounds=1, log_every=half)
+    short = replace(job, emulate=(), train=train)
     with TemporaryDirectory(prefix="canal-") as folder:
         run, file = Path(folder) / "trial", Path(folder) / "job.toml"
         file.write_text(config.to_toml(short), encoding="utf-8")
@@ -54,16 +58,18 @@ def pace_of(job: Job) -> Pace:
             ) from error
         if done.returncode:
             raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
-        tasks = load(run)["tasks"]
+        tasks, rows = load(run)["tasks"], load(run)["train"]
     evaluation = float(tasks["evaluate_seconds"].sum())
     episode = evaluation / max(_episodes_of_a_task(short), 1)
-    return Pace((float(tasks["seconds"].sum()) - evaluation) / frames, episode)
+    steps = int(rows["step"][-1] - (rows["step"][-2] if len(rows["step"]) > 1 else 0))
+    played, learnt = (float(rows[name][-1]) for name in ("env_seconds", "learn_seconds"))
+    return Pace(played / steps, learnt / steps, episode)
 
 
 def _episodes_of_a_task(job: Job) -> float:
     """Evaluation episodes that belong to a task, in the mean over the tasks of a run."""
     how, rounds = job.evaluation, job.train.rounds or len(job.tasks)
-    inside = job.train.frames // how.every if how.every else 0
+    inside = (job.train.frames - 1) // how.every + 1 if how.every else 0  # the first at once
     others = {"current": 0.0, "seen": (rounds - 1) / 2, "all": len(job.tasks) - 1.0}
     return how.episodes * (1 + inside + others[how.tasks])
 
@@ -74,7 +80,9 @@ def seconds_of(point: Point, pace: Pace) -> float:
     rounds = job.train.rounds or len(job.tasks)
     crowd = max(point.ranks / cores(), 1.0) if not point.hosts else 1.0
     slowest = min(device.speed for device in devices(job, ["here"] * point.ranks))
-    each = pace.step * job.train.frames + pace.episode * _episodes_of_a_task(job)
+    rehearses = job.memory.rows > 0 and rounds > 1  # old tasks come on top
+    learn = pace.learn / (job.memory.current_bias if rehearses else 1.0)
+    each = (pace.env + learn) * job.train.frames + pace.episode * _episodes_of_a_task(job)
     return START + rounds * each * max(crowd, 1 / slowest)
 
 

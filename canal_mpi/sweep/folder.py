@@ -12,7 +12,7 @@ from typing import Any
 
 from canal_mpi import config
 from canal_mpi.cluster.hostfile import MOST_RANKS, Host, parse_hosts
-from canal_mpi.cluster.marker import status_of
+from canal_mpi.cluster.marker import marks_of
 from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.results.files import NAME, write_whole
 from canal_mpi.sweep.grid import MOST_POINTS, Point
@@ -91,7 +91,10 @@ def check_same_job(run: Path, point: Point) -> None:
     except (OSError, CanalError, UnicodeDecodeError):
         return  # nothing that could be gone on with
     odd = config.differences(there, point.job)
-    if odd and status_of(run) not in ("missing", "damaged"):
+    status, agents = marks_of(run)
+    if agents and agents != point.ranks - point.servers:
+        odd = {"agents": (agents, point.ranks - point.servers)}
+    if odd and status not in ("missing", "damaged"):
         key, (before, now) = next(iter(odd.items()))
         raise UsageError(
             f"{run} is a run of another job ({key}: {before!r} there, {now!r} here); "
