@@ -117,7 +117,7 @@ class Agent:
             env.send(actions)
             sent = perf_counter()
             if self.ready:
-                for _ in range(self.updates_due(before, done)):
+                for _ in range(self.updates_due(before, done, how.updates)):
                     self.update()
             learnt = perf_counter()
             step = env.receive()
@@ -187,9 +187,9 @@ class Agent:
         started = bool(self.replay.lessons) or len(self.replay.own) >= self.job.learn.starts
         return started and self.replay.ready
 
-    def updates_due(self, before: int, done: int) -> int:
+    def updates_due(self, before: int, done: int, times: float = 1.0) -> int:
         """Updates that belong to the steps from `before` to `done`."""
-        ratio = self.job.learn.updates_per_step
+        ratio = times * self.job.learn.updates_per_step
         return floor(done * ratio) - floor(before * ratio)
 
     def note_turn(self, steps: int = 1, done: int = 0) -> None:
@@ -293,7 +293,14 @@ class Agent:
         steps = round(reuse.frames * frames)
         if reuse.mode == "replay":
             return Training(0, study=self.updates_due(0, frames))
-        mixed = Training(steps, foreign=reuse.share, goal=goal, stops=reuse.stop_early, looks=False)
+        mixed = Training(
+            steps,
+            updates=reuse.updates,
+            foreign=reuse.share,
+            goal=goal,
+            stops=reuse.stop_early,
+            looks=False,
+        )
         if reuse.mode == "mix" or not donor.network:
             return mixed
         try:

@@ -17,6 +17,7 @@ class Training:
 
     steps: int  # own steps in the environment, at most
     study: int = 0  # updates on lessons before the first own step
+    updates: float = 1.0  # times the usual updates for each own step
     foreign: float = 0.0  # part of a batch that comes from lessons while playing
     imitate: float = 0.0  # weight of imitating the donor
     goal: float = inf  # the donor's score; imitation fades on the way to it

@@ -134,6 +134,7 @@ class ReuseConfig:
     study: float = setting(
         0.15, "updates on the lesson before the first own step, as part of train.frames", 0, 100
     )
+    updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
     temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
     imitate: float = setting(1.0, "weight of the imitation", 0)

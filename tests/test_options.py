@@ -294,6 +294,13 @@ def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updat
     assert run.taught == {mode == "distill"} == {run.batches[0].imitate > 0}
 
 
+@pytest.mark.parametrize(("times", "updates"), [(0.5, 4), (3.0, 24)])
+def test_a_student_makes_so_many_times_the_usual_updates(times: float, updates: int) -> None:
+    job = small_job(reuse__mode="mix", reuse__updates=times, **FREE)
+    run = _Run(job, _lesson(job))
+    assert (run.task()["env_steps"], run.task()["updates"]) == (8, updates)
+
+
 def test_adopt_starts_from_the_donors_weights() -> None:
     job = small_job(reuse__mode="adopt", reuse__frames=0.0, **FREE)
     run = _Run(job, _lesson(job))
