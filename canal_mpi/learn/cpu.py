@@ -47,6 +47,8 @@ def use_threads(number: int) -> int:
     for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local", "openblas_set_num_threads"):
         if hasattr(library, name):
             getattr(library, name)(ctypes.c_int(number))
+    if hasattr(library, "MKL_Set_Dynamic"):
+        library.MKL_Set_Dynamic(0)  # so many, not fewer where cores are short
     asked = getattr(library, "MKL_Get_Max_Threads", None)
     return int(asked()) if asked else number
 
