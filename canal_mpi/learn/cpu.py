@@ -8,6 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def product() -> int:
 
 def use_threads(number: int) -> int:
     """Compute products of this thread by so many threads; returns how many they are."""
-    library = _library()
+    library: Any = _library()
     for name in ("omp_set_num_threads", "MKL_Set_Num_Threads_Local", "openblas_set_num_threads"):
         if hasattr(library, name):
             getattr(library, name)(ctypes.c_int(number))
