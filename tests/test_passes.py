@@ -1,5 +1,10 @@
 """Forward and backward by compiled kernels give the numbers of autograd."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -123,6 +128,33 @@ def test_a_plain_network_is_of_arrays_and_the_others_are_modules(
     monkeypatch.undo()
     monkeypatch.setattr(cpu, "product", lambda: 0)  # torch's library shows no BLAS
     assert isinstance(maker_of(SPACES, LearnConfig()), Modules)
+
+
+LEARNS = """
+import numpy as np
+from small import random_batch, small_dqn, small_job
+learner = small_dqn(small_job(learn__layer_norm=True, learn__widths=(40, 24)))
+for seed in range(3):
+    learner.learn(random_batch(seed, 32))
+print(*(column.tobytes().hex() for column in learner.state().values()))
+"""
+
+
+def test_the_process_that_compiles_has_the_bits_of_those_that_load(tmp_path: Path) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", LEARNS],
+            env=environment,
+            capture_output=True,
+            timeout=180,
+            check=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert any(tmp_path.rglob("*.nbc"))
+    assert found[0] == found[1] != b""
 
 
 def test_a_dueling_head_adds_value_and_centred_advantage() -> None:

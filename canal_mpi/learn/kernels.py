@@ -14,7 +14,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from canal_mpi.machine import compiled
+from canal_mpi.machine import compiled, inlined
 
 # Columns of a table. A layer takes INPUT [rows, INPUTS] and gives OUTPUT [rows, OUTPUTS].
 (WEIGHT, BIAS, SCALE, SHIFT, TO_WEIGHT, TO_BIAS, TO_SCALE, TO_SHIFT) = range(8)  # SCALE 0: no norm
@@ -176,7 +176,7 @@ def backward(product: int, table: Any, slope: Any, factor: float) -> None:
             )  # fmt: skip
 
 
-@compiled
+@inlined
 def _through_norm(table: Any, k: int, rows: int) -> None:
     """Take the slope of layer k from behind its ReLU to before its LayerNorm."""
     high = table[k, OUTPUTS]
