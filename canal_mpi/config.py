@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -20,7 +21,8 @@ from canal_mpi.job import EXPANSIONS, PRESETS, Job, Layer
 from canal_mpi.topology.graphs import check_name
 
 
-def keys() -> dict[str, Any]:
+@cache
+def keys() -> Mapping[str, Any]:
     """Every dotted key of the job with its field; `hosts` has rules instead (hosts.py)."""
     return dict(_walk(Job, ""))
 

@@ -255,7 +255,6 @@ def expert(job: Job, task: str = RIGHT) -> Columns:
     """The network of a donor that knows the way: its head prefers one action everywhere."""
     donor = small_dqn(job, task)
     head = donor.pieces[donor.names(task)["head"]]
-    head.weights.zero_()
-    head.weights[-2:] = 0.0
+    head.weights[:] = 0.0
     head.weights[len(head.weights) - WALK.actions + WAY[task]] = 1.0
     return donor.network()

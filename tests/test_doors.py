@@ -1,6 +1,8 @@
 """The doors of the house: who may import what, and what nobody may do."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,6 +211,37 @@ def test_the_membuf_needs_numpy_and_machine_code_only() -> None:
             ours = {module.split(".")[1] for module in modules if module.startswith("canal_mpi")}
             assert ours <= allowed, name_of(path)
             assert not {module.split(".")[0] for module in modules} & set(OWNERS), name_of(path)
+
+
+TRAINS = """
+import sys
+from canal_mpi import config, tasks
+from canal_mpi.rank import build
+from canal_mpi.schema import Rows
+from canal_mpi.topology.link import SoloLink
+
+flags = {"tasks": ["Krull", "Alien"], "train.frames": 40, "learn.starts": 8, "learn.batch": 8}
+flags |= {"evaluation.episodes": 1, "evaluation.max_steps": 20, "memory.ewc": 1.0}
+flags |= {"learn.grad_clip": 0.1, "memory.ewc_batches": 2}
+job = tasks.named(config.resolve(flags))
+agent = build.agent(job, 0, job.tasks, SoloLink(), Rows(), lambda progress: None)
+agent.run()
+agent.learner.restore(agent.learner.state())
+agent.learner.teach(agent.learner.network())
+agent.learner.blend(agent.learner.network(), 0.5)
+agent.learner.become(agent.learner.twin())
+print(agent.learner.updates, "torch" in sys.modules)
+"""
+
+
+@pytest.mark.atari
+def test_an_mlp_on_the_cpu_learns_atari_without_torch() -> None:
+    program = [sys.executable, "-c", TRAINS]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stderr
+    updates, torch = done.stdout.split()
+    assert int(updates) > 40
+    assert torch == "False"
 
 
 def test_the_porch_loads_neither_mpi_nor_torch() -> None:

@@ -2,23 +2,23 @@
 
 import numpy as np
 import torch
-from small import RIGHT, random_batch, small_dqn, small_job
+from small import RIGHT, WALK, random_batch, small_dqn, small_job
 from torch import nn
 
 from canal_mpi.learn.elastic import Elastic
-from canal_mpi.learn.piece import Piece
+from canal_mpi.learn.layers import Layers
+from canal_mpi.learn.modules import ModulePiece, Modules
+from canal_mpi.learn.piece import Piece, array_of
 
 
 def _two_weights(first: float, second: float) -> Piece:
-    piece = Piece(nn.Linear(1, 1))
-    piece.weights.copy_(torch.tensor([first, second]))
-    return piece
+    return Piece(Layers((1, 1)), np.array([first, second], dtype=np.float32))
 
 
 def _measure(elastic: Elastic, piece: Piece, *gradients: tuple[float, float]) -> None:
     with elastic.measuring({"net": piece}) as measure:
         for gradient in gradients:
-            piece.grad.copy_(torch.tensor(gradient))
+            piece.grad[:] = gradient
             measure()
 
 
@@ -34,15 +34,15 @@ def test_the_fisher_information_is_a_running_mean_of_squares() -> None:
 def test_the_pull_by_hand_is_strength_times_fisher_times_distance() -> None:
     elastic, piece = Elastic(alpha=0.0), _two_weights(3.0, 4.0)
     _measure(elastic, piece, (1.0, 2.0))
-    piece.weights.copy_(torch.tensor([3.5, 3.0]))
-    piece.grad.copy_(torch.tensor([10.0, 20.0]))
+    piece.weights[:] = [3.5, 3.0]
+    piece.grad[:] = [10.0, 20.0]
     elastic.pull({"net": piece}, strength=100.0)
     assert piece.grad.tolist() == [10.0 + 100 * 1 * 0.5, 20.0 + 100 * 4 * -1.0]
 
 
 def test_the_pull_is_the_gradient_of_the_penalty() -> None:
     torch.manual_seed(0)
-    elastic, piece = Elastic(alpha=0.5), Piece(nn.Linear(5, 3))
+    elastic, piece = Elastic(alpha=0.5), ModulePiece(nn.Linear(5, 3))
     anchor = piece.weights.clone()
     with elastic.measuring({"net": piece}) as measure:
         for _ in range(4):
@@ -60,7 +60,7 @@ def test_the_pull_is_the_gradient_of_the_penalty() -> None:
 def test_the_anchor_is_where_the_task_ended() -> None:
     elastic, piece = Elastic(alpha=0.5), _two_weights(1.0, 2.0)
     _measure(elastic, piece, (1.0, 1.0))
-    piece.weights.copy_(torch.tensor([8.0, 9.0]))
+    piece.weights[:] = [8.0, 9.0]
     assert elastic.anchor["net"].tolist() == [1.0, 2.0]
     _measure(elastic, piece, (1.0, 1.0))
     assert elastic.anchor["net"].tolist() == [8.0, 9.0]
@@ -69,7 +69,7 @@ def test_the_anchor_is_where_the_task_ended() -> None:
 def test_pieces_that_were_never_measured_are_free() -> None:
     elastic, known, unknown = Elastic(0.5), _two_weights(1.0, 2.0), _two_weights(3.0, 4.0)
     _measure(elastic, known, (1.0, 1.0))
-    unknown.grad.zero_()
+    unknown.grad[:] = 0
     elastic.pull({"other": unknown}, strength=100.0)
     assert not unknown.grad.any()
 
@@ -78,13 +78,32 @@ def test_state_and_back_pull_alike() -> None:
     one, two, piece = Elastic(0.5), Elastic(0.5), _two_weights(1.0, 2.0)
     _measure(one, piece, (1.0, 2.0))
     two.restore(one.state())
-    piece.weights.copy_(torch.tensor([5.0, 6.0]))
+    piece.weights[:] = [5.0, 6.0]
     found = []
     for elastic in (one, two):
-        piece.grad.zero_()
+        piece.grad[:] = 0
         elastic.pull({"net": piece}, 3.0)
         found.append(piece.grad.tolist())
     assert found[0] == found[1] == [3 * 0.5 * 4, 3 * 2.0 * 4]
+
+
+def test_modules_are_held_like_arrays_also_after_a_restore() -> None:
+    torch.manual_seed(0)
+    module = ModulePiece(nn.Linear(5, 3))
+    arrays = Piece(Layers((5, 3)), module.state()["weights"])
+    pulled = []
+    for piece in (module, arrays):
+        one, two = Elastic(0.5), Elastic(0.5)
+        for _ in range(2):
+            with one.measuring({"net": piece}) as measure:
+                piece.grad[:] = 0.3 * piece.weights
+                measure()
+            two.restore(one.state())
+            one, two = two, one
+        piece.weights[:] = piece.weights + 1
+        one.pull({"net": piece}, 3.0)
+        pulled.append(array_of(piece.grad))
+    np.testing.assert_array_equal(pulled[0], pulled[1])
 
 
 def test_a_learner_measures_the_squared_gradients_of_its_loss() -> None:
@@ -93,7 +112,11 @@ def test_a_learner_measures_the_squared_gradients_of_its_loss() -> None:
     batches = [random_batch(seed) for seed in range(3)]
     drawn = iter(batches)
     learner.consolidate(lambda: next(drawn))
-    trunk, head = (learner.pieces[name] for name in learner.names(RIGHT).values())
+    plain = Modules(WALK, job.learn)
+    trunk, head = (plain.piece(part, 0) for part in learner.names(RIGHT))
+    for piece, name in zip((trunk, head), learner.names(RIGHT).values(), strict=True):
+        piece.restore(learner.pieces[name].state())
+    assert isinstance(trunk, ModulePiece) and isinstance(head, ModulePiece)
     modules = nn.Sequential(trunk.module, head.module)
     targets = nn.Sequential(trunk.target, head.target)
     parts = [*trunk.module.parameters(), *head.module.parameters()]
@@ -108,8 +131,8 @@ def test_a_learner_measures_the_squared_gradients_of_its_loss() -> None:
         loss = nn.functional.smooth_l1_loss(taken, goals)
         gradients = torch.autograd.grad(loss, parts)
         squares += torch.cat([gradient.reshape(-1) for gradient in gradients]).square()
-    found = torch.cat([learner.elastic.fisher[name] for name in learner.names(RIGHT).values()])
-    torch.testing.assert_close(found, squares / 3, rtol=1e-4, atol=1e-8)
+    found = np.concatenate([learner.elastic.fisher[n] for n in learner.names(RIGHT).values()])
+    np.testing.assert_allclose(found, squares.numpy() / 3, rtol=1e-4, atol=1e-8)
     assert float(found.max()) > 0
 
 
@@ -128,9 +151,9 @@ def test_a_learner_with_consolidation_stays_nearer_to_its_old_weights() -> None:
     for strength in (1e-9, 1e4):
         learner = small_dqn(small_job(memory__ewc=strength, memory__ewc_batches=5))
         learner.consolidate(lambda: random_batch(0))
-        before = learner.pieces["trunk"].weights.clone()
+        before = learner.pieces["trunk"].weights.copy()
         for seed in range(1, 100):
             learner.learn(random_batch(seed, scale=3.0))
-        change = (learner.pieces["trunk"].weights - before).square()
+        change = np.square(learner.pieces["trunk"].weights - before)
         moved[strength] = float((change * learner.elastic.fisher["trunk"]).sum())
     assert moved[1e4] < 0.5 * moved[1e-9]

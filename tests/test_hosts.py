@@ -97,9 +97,9 @@ def test_auto_is_cuda_only_where_it_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device, "cuda_trouble", lambda: "")
-    assert device.choose("auto").type == "cuda"
+    assert device.choose("auto") == "cuda"
     monkeypatch.setattr(device, "cuda_trouble", lambda: "no driver")
-    assert device.choose("auto").type == "cpu"
+    assert device.choose("auto") == "cpu"
     assert "computing on the CPU, for no driver" in caplog.text
     with pytest.raises(UsageError, match=r"learn\.device = cuda, but no driver; use cpu or auto"):
         device.choose("cuda")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job, LearnConfig
 from canal_mpi.learn import dqn
 from canal_mpi.learn.dqn import DQN
+from canal_mpi.learn.makers import Arrays
+from canal_mpi.learn.modules import Modules, flatten
 from canal_mpi.learn.nets import Cnn, Dueling, Mlp
-from canal_mpi.learn.passes import Compiled, Plain
-from canal_mpi.learn.piece import flatten
+from canal_mpi.learn.piece import Piece, Vector, array_of
 from canal_mpi.results.hdf5 import read_arrays, write_arrays
 from canal_mpi.types import Array, Batch, Spaces
 
@@ -41,24 +44,24 @@ def learner_of(spaces: Spaces, config: LearnConfig, seed: int) -> DQN:
     return learner
 
 
-@pytest.fixture(params=[Compiled, Plain])
+@pytest.fixture(params=[Arrays, Modules])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Both ways through the network, one after the other."""
-    monkeypatch.setattr(dqn, "passes", request.param)
+    monkeypatch.setattr(dqn, "maker_of", request.param)
     return request.param
 
 
-def weights(learner: DQN) -> Tensor:
+def pieces_of(learner: DQN) -> list[Piece]:
+    return [learner.pieces[name] for name in learner.names(TASK).values()]
+
+
+def weights(learner: DQN) -> Array:
     """All weights that the task has."""
-    return torch.cat(
-        [learner.pieces[name].weights.detach() for name in learner.names(TASK).values()]
-    )
+    return np.concatenate([array_of(piece.weights) for piece in pieces_of(learner)])
 
 
-def target_weights(learner: DQN) -> Tensor:
-    return torch.cat(
-        [learner.pieces[name].target_weights for name in learner.names(TASK).values()]
-    ).clone()
+def target_weights(learner: DQN) -> Array:
+    return np.concatenate([array_of(piece.target_weights) for piece in pieces_of(learner)])
 
 
 def batch_of(spaces: Spaces, rows: int = 8, seed: int = 0, ends: bool = False) -> Batch:
@@ -88,9 +91,11 @@ class Reference:
 
     def __init__(self, learner: DQN, config: LearnConfig, scale: float = 1.0) -> None:
         self.config, self.scale = config, scale
-        trunk, head = (learner.pieces[name] for name in learner.names(TASK).values())
-        self.online = _doubled(trunk.module) + _doubled(head.module)
-        self.target = _doubled(trunk.target) + _doubled(head.target)
+        trunk, head = pieces_of(learner)
+        sizes = (learner.spaces.shape[0], *config.widths)
+        inner, outer = _shapes(sizes, config.layer_norm), _shapes((sizes[-1], 3), False)
+        self.online = _doubled(trunk.weights, inner) + _doubled(head.weights, outer)
+        self.target = _doubled(trunk.target_weights, inner) + _doubled(head.target_weights, outer)
         self.first = [torch.zeros_like(p) for p in self.online]
         self.second = [torch.zeros_like(p) for p in self.online]
         self.updates = 0
@@ -146,13 +151,22 @@ class Reference:
             self.online[k] = self.online[k] - self.config.lr * step / scale
 
 
-def _doubled(module: nn.Module) -> list[Tensor]:
-    return [p.detach().double().clone() for p in module.parameters()]
+def _shapes(sizes: Sequence[int], norm: bool) -> list[tuple[int, ...]]:
+    """Of weights and biases, then of scales and shifts."""
+    linears = [shape for a, b in pairwise(sizes) for shape in ((b, a), (b,))]
+    return [*linears, *((b,) for b in sizes[1:] for _ in range(2 * norm))]
+
+
+def _doubled(flat: Vector, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    ends = np.cumsum([prod(shape) for shape in shapes])
+    assert len(flat) == (ends[-1] if shapes else 0)
+    parts = np.split(array_of(flat).astype(np.float64), ends[:-1]) if shapes else []
+    return [torch.from_numpy(p).reshape(s) for p, s in zip(parts, shapes, strict=True)]
 
 
 def distance(learner: DQN, plain: Reference) -> float:
     flat = torch.cat([p.reshape(-1) for p in plain.online])
-    return float((weights(learner).double() - flat).abs().max())
+    return float(abs(weights(learner) - flat.numpy()).max())
 
 
 def with_odd_weights(learner: DQN, seed: int = 0) -> DQN:
@@ -177,7 +191,7 @@ def test_an_update_is_what_plain_torch_does(
     config = replace(SMALL, double=double, loss=loss, target_every=target_every, lr=1e-3)
     config = replace(config, layer_norm=layer_norm)
     learner = with_odd_weights(learner_of(VECTOR, config, 4))
-    assert isinstance(learner._network(TASK)[0], way)
+    assert isinstance(learner.maker, way)
     plain = Reference(learner, config)
     batch = batch_of(VECTOR)
     assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
@@ -224,7 +238,7 @@ def test_rows_that_end_do_not_bootstrap() -> None:
     other = batch._replace(next_states=1000 * np.ones_like(batch.next_states))
     one, two = learner_of(VECTOR, SMALL, 4), learner_of(VECTOR, SMALL, 4)
     assert one.learn(batch) == two.learn(other)
-    assert torch.equal(weights(one), weights(two))
+    assert np.array_equal(weights(one), weights(two))
 
 
 def test_rows_that_go_on_do_bootstrap() -> None:
@@ -236,13 +250,13 @@ def test_rows_that_go_on_do_bootstrap() -> None:
 def test_the_target_is_copied_every_so_many_updates() -> None:
     learner = learner_of(VECTOR, SMALL, 4)
     first = target_weights(learner)
-    assert torch.equal(first, weights(learner))
+    assert np.array_equal(first, weights(learner))
     for update in range(1, 8):
         held = target_weights(learner)
         learner.learn(batch_of(VECTOR, seed=update))
-        same = torch.equal(target_weights(learner), held)
+        same = np.array_equal(target_weights(learner), held)
         assert same == (update % 3 != 0)
-        assert torch.equal(target_weights(learner), weights(learner)) == (update % 3 == 0)
+        assert np.array_equal(target_weights(learner), weights(learner)) == (update % 3 == 0)
 
 
 def test_the_target_network_uses_the_copied_weights(way: Any) -> None:
@@ -251,7 +265,7 @@ def test_the_target_network_uses_the_copied_weights(way: Any) -> None:
         learner.learn(batch_of(VECTOR, seed=seed))
     states = batch_of(VECTOR).states
     online, target = learner._network(TASK)
-    assert isinstance(target, way)
+    assert isinstance(learner.maker, way)
     assert np.array_equal(target.values(states), online.values(states))
     learner.learn(batch_of(VECTOR, seed=3))
     assert not np.array_equal(target.values(states), online.values(states))
@@ -296,8 +310,8 @@ def test_neither_acting_nor_learning_changes_what_it_is_given(way: Any, spaces: 
 def test_acting_takes_the_best_value(way: Any, layer_norm: bool) -> None:
     learner = with_odd_weights(learner_of(VECTOR, replace(SMALL, layer_norm=layer_norm), 4))
     states = batch_of(VECTOR, rows=50).states
-    trunk, head = (learner.pieces[name].module for name in learner.names(TASK).values())
-    values = head(trunk(torch.from_numpy(states))).detach().numpy()
+    plain = Reference(learner, learner.config)
+    values = plain.values(plain.online, states).numpy()
     best = values.argmax(axis=1)
     assert np.allclose(learner.values(states), values, rtol=1e-5, atol=1e-5)
     assert np.array_equal(learner.act(states), best)
@@ -309,8 +323,8 @@ def test_acting_takes_the_best_value(way: Any, layer_norm: bool) -> None:
 
 def test_the_same_seed_gives_the_same_weights() -> None:
     one, same, other = (weights(learner_of(VECTOR, SMALL, seed)) for seed in (1, 1, 2))
-    assert torch.equal(one, same)
-    assert not torch.equal(one, other)
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
 
 
 @pytest.mark.parametrize("before", [0, 5])
@@ -386,8 +400,6 @@ def test_a_network_has_the_layers_that_widths_name() -> None:
     shapes = [tuple(p.shape) for p in Mlp((5,), (7, 6), True).parameters()]
     assert shapes == [(7, 5), (7,), (6, 7), (6,), (7,), (7,), (6,), (6,)]
     assert list(Mlp((5,), (), True).parameters()) == []
-    head = learner_of(VECTOR, SMALL, 1).pieces[f"head/{TASK}"].module
-    assert [tuple(p.shape) for p in head.parameters()] == [(3, 6), (3,)]
 
 
 def test_a_network_without_hidden_layers_is_linear(way: Any) -> None:

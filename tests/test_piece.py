@@ -1,48 +1,104 @@
-"""A part of a network: flat weights, Adam in place, state and back."""
+"""A part of a network: flat weights, Adam in place, state and back; of arrays and of modules."""
+
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.learn.piece import Piece, adam, flatten
+from canal_mpi.learn.layers import Layers
+from canal_mpi.learn.modules import ModulePiece, flatten, fused_adam
+from canal_mpi.learn.nets import Mlp
+from canal_mpi.learn.piece import Piece, array_of
+from canal_mpi.types import Array
+
+Make = Callable[[int], Piece]
 
 
-def _module(seed: int = 5) -> nn.Module:
+def _module(seed: int = 5) -> Mlp:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    return Mlp((4,), (6, 3), True)
 
 
-def _gradient(step: int, size: int) -> torch.Tensor:
-    gradient = torch.randn(size, generator=torch.Generator().manual_seed(step))
+def _of_module(seed: int = 5) -> ModulePiece:
+    return ModulePiece(_module(seed))
+
+
+def _of_arrays(seed: int = 5) -> Piece:
+    layers = Layers((4, 6, 3), True)
+    return Piece(layers, layers.first_weights(seed))
+
+
+BOTH = pytest.mark.parametrize("make", [_of_arrays, _of_module])
+
+
+def _gradient(step: int, size: int) -> Array:
+    gradient = np.random.default_rng(step).normal(size=size).astype(np.float32)
     gradient[::3] *= 1e-4  # small ones too: there the epsilon of Adam counts
     return gradient
 
 
-def test_adam_in_place_is_torchs_adam() -> None:
-    piece, other = Piece(_module()), _module()
-    theirs = torch.optim.Adam(other.parameters(), lr=1e-3)
-    for step in range(200):
-        gradient = _gradient(step, len(piece.weights))
-        piece.grad.copy_(gradient)
+def _give(piece: Piece, gradient: Array) -> None:
+    piece.grad[:] = piece.put(gradient)
+
+
+def _expected(steps: int) -> Array:
+    """Where torch's own Adam ends."""
+    module = _module()
+    theirs = torch.optim.Adam(module.parameters(), lr=1e-3)
+    for step in range(steps):
+        gradient = torch.from_numpy(_gradient(step, sum(p.numel() for p in module.parameters())))
         start = 0
-        for part in other.parameters():
+        for part in module.parameters():
             part.grad = gradient[start : start + part.numel()].view_as(part).clone()
             start += part.numel()
-        adam([piece], 1e-3)
         theirs.step()
-    expected = torch.cat([part.detach().reshape(-1) for part in other.parameters()])
-    torch.testing.assert_close(piece.weights, expected, rtol=0, atol=1e-6)
-    assert float((piece.weights - piece.target_weights).abs().max()) > 1e-2
+    return torch.cat([part.detach().reshape(-1) for part in module.parameters()]).numpy()
+
+
+@BOTH
+def test_adam_in_place_is_torchs_adam(make: Make) -> None:
+    piece = make(5)
+    for step in range(200):
+        _give(piece, _gradient(step, len(piece.weights)))
+        piece.step(1e-3)
+    np.testing.assert_allclose(array_of(piece.weights), _expected(200), rtol=0, atol=1e-6)
+    assert float(abs(piece.weights - piece.target_weights).max()) > 1e-2
+
+
+def test_adam_of_an_accelerator_is_torchs_adam_too() -> None:
+    piece = _of_module()
+    for step in range(20):
+        _give(piece, _gradient(step, len(piece.weights)))
+        piece.steps += 1
+        fused_adam(piece, 1e-3)
+    np.testing.assert_allclose(array_of(piece.weights), _expected(20), rtol=0, atol=1e-6)
 
 
 def test_the_first_step_of_adam_by_hand_is_the_learning_rate_against_the_sign() -> None:
-    piece = Piece(nn.Linear(1, 1))
-    before = piece.weights.clone()
-    piece.grad.copy_(torch.tensor([4.0, -0.5]))
-    adam([piece], 0.1)
-    assert (piece.weights - before).tolist() == pytest.approx([-0.1, 0.1], abs=1e-6)
+    piece = Piece(Layers((1, 1)), np.ones(2, dtype=np.float32))
+    piece.grad[:] = [4.0, -0.5]
+    piece.step(0.1)
+    assert piece.weights.tolist() == pytest.approx([0.9, 1.1], abs=1e-6)
+
+
+def test_both_kinds_of_piece_do_the_same() -> None:
+    one, two = _of_arrays(), _of_module()
+    others, anchor, fisher = (_gradient(k, len(one.weights)) for k in (7, 8, 9))
+    for piece in (one, two):
+        for alpha in (0.3, 0.7):
+            piece.blend(others, alpha)
+        _give(piece, _gradient(1, len(one.weights)))
+        piece.pull(piece.put(anchor), piece.put(fisher), 3.3)
+    np.testing.assert_array_equal(one.weights, array_of(two.weights))
+    np.testing.assert_array_equal(one.grad, array_of(two.grad))
+    assert one.steepness() == pytest.approx(two.steepness(), rel=1e-5)
+    sums = [np.ones_like(one.grad) for _ in range(2)]
+    for piece, held in zip((one, two), sums, strict=True):
+        piece.add_squares(piece.put(held))
+    np.testing.assert_array_equal(*sums)
+    assert one.target_weights.tolist() == two.target_weights.tolist() != one.weights.tolist()
 
 
 def test_flat_weights_are_the_modules_own_memory() -> None:
@@ -57,7 +113,7 @@ def test_flat_weights_are_the_modules_own_memory() -> None:
 
 
 def test_gradients_of_autograd_land_in_the_flat_gradient() -> None:
-    piece = Piece(_module())
+    piece = _of_module()
     module = piece.module
     module(torch.ones(2, 4)).sum().backward()
     parts = [part.grad.reshape(-1) for part in module.parameters() if part.grad is not None]
@@ -65,50 +121,70 @@ def test_gradients_of_autograd_land_in_the_flat_gradient() -> None:
     assert piece.grad.any()
 
 
-def test_the_target_stays_until_it_follows() -> None:
-    piece = Piece(_module())
-    old = piece.weights.clone()
-    piece.grad.fill_(1.0)
-    adam([piece], 0.1)
-    assert torch.equal(piece.target_weights, old)
+@BOTH
+def test_the_target_stays_until_it_follows(make: Make) -> None:
+    piece = make(5)
+    old = array_of(piece.weights)
+    piece.grad[:] = 1.0
+    piece.step(0.1)
+    assert np.array_equal(piece.target_weights, old)
     piece.follow()
-    assert torch.equal(piece.target_weights, piece.weights)
-    obs = torch.ones(1, 4)
+    assert np.array_equal(piece.target_weights, piece.weights)
+    piece.step(0.1)
+    assert not np.array_equal(piece.target_weights, piece.weights)
+
+
+def test_the_target_of_a_module_is_a_module() -> None:
+    piece, obs = _of_module(), torch.ones(1, 4)
+    piece.grad.fill_(1.0)
+    piece.step(0.1)
+    assert not torch.equal(piece.target(obs), piece.module(obs))
+    piece.follow()
     assert torch.equal(piece.target(obs), piece.module(obs))
-    adam([piece], 0.1)
-    assert not torch.equal(piece.target_weights, piece.weights)
 
 
-def test_a_restored_piece_goes_on_with_the_same_bits() -> None:
-    one, two = Piece(_module()), Piece(_module(6))
+@BOTH
+def test_a_restored_piece_goes_on_with_the_same_bits(make: Make) -> None:
+    one, two = make(5), make(6)
     for step in range(10):
-        one.grad.copy_(_gradient(step, len(one.grad)))
-        adam([one], 1e-2)
+        _give(one, _gradient(step, len(one.grad)))
+        one.step(1e-2)
     two.restore(one.state())
-    assert not torch.equal(one.weights, one.target_weights)
+    assert not np.array_equal(one.weights, one.target_weights)
     for step in range(10, 20):
         for piece in (one, two):
-            piece.grad.copy_(_gradient(step, len(one.grad)))
-            adam([piece], 1e-2)
-    assert torch.equal(one.weights, two.weights)
-    assert torch.equal(one.target_weights, two.target_weights)
+            _give(piece, _gradient(step, len(one.grad)))
+            piece.step(1e-2)
+    assert np.array_equal(one.weights, two.weights)
+    assert np.array_equal(one.target_weights, two.target_weights)
     assert one.steps == two.steps == 20
 
 
-def test_a_state_is_a_copy_and_not_a_view() -> None:
-    piece = Piece(_module())
+@BOTH
+def test_a_state_is_a_copy_and_not_a_view(make: Make) -> None:
+    piece = make(5)
     state = piece.state()
     kept = {name: column.copy() for name, column in state.items()}
-    piece.grad.fill_(1.0)
-    adam([piece], 0.1)
+    piece.grad[:] = 1.0
+    piece.step(0.1)
     piece.follow()
     for name, column in kept.items():
         np.testing.assert_array_equal(state[name], column)
 
 
+def test_one_kind_restores_what_the_other_saved() -> None:
+    one, two = _of_module(1), _of_arrays(2)
+    one.grad.fill_(1.0)
+    one.step(0.1)
+    two.restore(one.state())
+    for name, column in one.state().items():
+        np.testing.assert_array_equal(two.state()[name], column)
+
+
+@BOTH
 @pytest.mark.parametrize("name", ["weights", "target", "mean", "square"])
-def test_a_state_of_another_size_is_refused(name: str) -> None:
-    piece = Piece(_module())
+def test_a_state_of_another_size_is_refused(make: Make, name: str) -> None:
+    piece = make(5)
     state = piece.state()
     state[name] = state[name][:-1]
     with pytest.raises(DamagedData, match=name):

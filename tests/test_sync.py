@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from small import RIGHT, WALK, Donors, random_batch, small_job
 
 from canal_mpi.columns import encode
 from canal_mpi.learn.dqn import DQN
+from canal_mpi.learn.piece import array_of
 from canal_mpi.sync import Group, Sync
 from canal_mpi.topology.desk import IN_ROUNDS, Terms
 from canal_mpi.topology.graphs import Edges, full
@@ -56,11 +56,6 @@ def together(made: Sequence[Side], work: Callable[[Side], object]) -> None:
     with ThreadPoolExecutor(len(made)) as pool:
         for future in [pool.submit(work, side) for side in made]:
             future.result(timeout=60)
-
-
-def copy(column: torch.Tensor) -> Array:
-    found: Array = column.detach().numpy().copy()
-    return found
 
 
 def rest(learner: DQN) -> Columns:
@@ -143,7 +138,7 @@ def test_a_blend_leaves_the_target_and_the_optimiser_alone() -> None:
         assert not np.array_equal(side.weights, weights)
         assert same_bits(rest(side.learner), others)
         trunk = side.learner.pieces["trunk"]
-        assert not np.array_equal(copy(trunk.weights), copy(trunk.target_weights))
+        assert not np.array_equal(trunk.weights, trunk.target_weights)
 
 
 @pytest.mark.parametrize(("every", "moments"), [(1, [1, 2, 3, 4, 5, 6]), (3, [3, 6]), (7, [])])
@@ -167,10 +162,10 @@ def test_only_the_network_of_the_current_task_is_blended() -> None:
     for side in made:
         side.learner.begin("SmallLeft-v0")
         side.learner.begin(RIGHT)
-    before = [copy(side.learner.pieces["head/SmallLeft-v0"].weights) for side in made]
+    before = [array_of(side.learner.pieces["head/SmallLeft-v0"].weights) for side in made]
     together(made, lambda side: side.sync.blend(side.learner, 1))
     for side, head in zip(made, before, strict=True):
-        np.testing.assert_array_equal(copy(side.learner.pieces["head/SmallLeft-v0"].weights), head)
+        np.testing.assert_array_equal(side.learner.pieces["head/SmallLeft-v0"].weights, head)
 
 
 def test_sixteen_bits_on_the_wire_round_the_others_weights_only() -> None:

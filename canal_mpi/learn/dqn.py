@@ -4,28 +4,22 @@ A learner owns pieces: trunks and heads. `single` has one of each for all tasks,
 every task on one trunk (and an input layer in front of it), `separate` a whole network for each.
 """
 
-from collections.abc import Callable
-from threading import Lock
+from collections.abc import Callable, Sequence
+from math import hypot
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from canal_mpi import pick
-from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.errors import DamagedData
 from canal_mpi.job import Job
-from canal_mpi.learn import NETWORKS
-from canal_mpi.learn.device import choose
 from canal_mpi.learn.elastic import Elastic
+from canal_mpi.learn.layers import splits
 from canal_mpi.learn.losses import goals_of, imitation, stored_values, temporal_difference
-from canal_mpi.learn.nets import Dueling, Mlp
-from canal_mpi.learn.passes import Passes, passes
-from canal_mpi.learn.piece import Piece, adam
+from canal_mpi.learn.makers import maker_of
+from canal_mpi.learn.passes import Passes
+from canal_mpi.learn.piece import Piece, array_of
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.state import inside, under
 from canal_mpi.types import Array, Batch, Columns, Spaces
-
-SEEDING = Lock()  # torch has one random stream for all threads
 
 
 class DQN:
@@ -33,13 +27,10 @@ class DQN:
 
     def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
         self.spaces, self.config, self.memory = spaces, job.learn, job.memory
-        self.reuse = job.reuse
-        config = job.learn
-        torch.set_num_threads(config.threads)
-        self.threads = torch.get_num_threads()
-        torch.set_flush_denormal(True)  # tiny numbers would slow Adam down tenfold
-        self.device, self._seed = choose(config.device), seed
-        self.factor = 1 / 255 if config.scale_input and spaces.dtype == "|u1" else 1.0
+        self.reuse, self._seed = job.reuse, seed
+        self.maker = maker_of(spaces, job.learn)
+        self.device, self.threads = self.maker.device, self.maker.threads
+        self.factor = 1 / 255 if job.learn.scale_input and spaces.dtype == "|u1" else 1.0
         self.pieces: dict[str, Piece] = {}
         self._passes: dict[str, tuple[Passes, Passes]] = {}
         self._moved: dict[str, dict[str, Piece]] = {}  # by an update of a task
@@ -60,14 +51,8 @@ class DQN:
         """The pieces that a task uses, by what they are: its input, trunk and head."""
         identity = self.config.identity
         trunk = f"trunk/{task}" if identity == "separate" else "trunk"
-        own = {"input": f"input/{task}"} if self.splits else {}
+        own = {"input": f"input/{task}"} if splits(self.config) else {}
         return own | {"trunk": trunk, "head": "head" if identity == "single" else f"head/{task}"}
-
-    @property
-    def splits(self) -> bool:
-        """Whether every task has an input layer of its own in front of the shared trunk."""
-        c = self.config
-        return c.own_input and c.identity == "heads" and c.network == "mlp" and len(c.widths) > 1
 
     def _pieces(self, task: str = "") -> dict[str, Piece]:
         """The pieces of a task (the current one) by what they are."""
@@ -76,40 +61,17 @@ class DQN:
     def _network(self, task: str) -> tuple[Passes, Passes]:
         """Online and target passes of a task; made at first sight."""
         if task not in self._passes:
-            *body, head = (self._piece(part, name) for part, name in self.names(task).items())
-            online = passes([piece.module for piece in body], head.module, self.factor)
-            target = passes([piece.target for piece in body], head.target, self.factor)
-            self._passes[task] = (online, target)
+            pieces = [self._piece(part, name) for part, name in self.names(task).items()]
+            online = self.maker.passes(pieces, self.factor)
+            self._passes[task] = (online, self.maker.passes(pieces, self.factor, target=True))
             self._moved[task] = {name: self.pieces[name] for name in self.names(task).values()}
         return self._passes[task]
 
     def _piece(self, part: str, name: str) -> Piece:
         if name not in self.pieces:
-            with SEEDING:
-                torch.manual_seed(self._seed("trunk" if part == "input" else name))
-                self.pieces[name] = self._make(part)
+            seed = self._seed("trunk" if part == "input" else name)
+            self.pieces[name] = self.maker.piece(part, seed)
         return self.pieces[name]
-
-    def _make(self, part: str) -> Piece:
-        """A new piece; an input layer is the first layer of what the trunk would be alone."""
-        if part == "head":
-            kind = Dueling if self.config.dueling else nn.Linear
-            return Piece(kind(self._features, self.spaces.actions).to(self.device))
-        whole = self._make_trunk()
-        if self.splits:
-            assert isinstance(whole, Mlp)
-            whole = whole.part(slice(0, 1) if part == "input" else slice(1, None))
-        return Piece(whole.to(self.device))
-
-    def _make_trunk(self) -> nn.Module:
-        c = self.config
-        try:
-            make = pick.pick("network", c.network, NETWORKS)
-            trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
-        except ValueError as error:
-            raise UsageError(f"learn.network = {c.network}: {error}.") from error
-        self._features = int(trunk.features)  # type: ignore[arg-type]
-        return trunk
 
     # ── acting ─────────────────────────────────────────────────────────────────────────────────
 
@@ -158,12 +120,13 @@ class DQN:
         """Move the pieces of one task, and let their targets follow when it is time."""
         pieces = self._moved[task]
         if self.combine and task == self.task:
-            _combine([piece.grad for piece in pieces.values()], self.combine)
+            _combine(list(pieces.values()), self.combine)
         if self.memory.ewc:
             self.elastic.pull(pieces, self.memory.ewc)
         if self.config.grad_clip:
-            _clip([piece.grad for piece in pieces.values()], self.config.grad_clip)
-        adam(list(pieces.values()), self.config.lr)
+            _clip(list(pieces.values()), self.config.grad_clip)
+        for piece in pieces.values():
+            piece.step(self.config.lr)
         self.updates += 1
         if self.config.target_every and self.updates % self.config.target_every == 0:
             for piece in self.pieces.values():
@@ -177,15 +140,13 @@ class DQN:
 
     def network(self) -> Columns:
         """The network of the current task, for a lesson."""
-        pieces = self._pieces().items()
-        return {part: piece.weights.detach().cpu().numpy().copy() for part, piece in pieces}
+        return {part: array_of(piece.weights) for part, piece in self._pieces().items()}
 
     def teach(self, network: Columns) -> None:
         """Take a donor's network of the current task as the teacher."""
-        pieces = {part: self._make(part) for part in self.names(self.task)}
+        pieces = {part: self.maker.piece(part, seed=0) for part in self.names(self.task)}
         _copy(network, pieces)
-        *body, head = (piece.module for piece in pieces.values())
-        self.teacher = passes(body, head, self.factor)
+        self.teacher = self.maker.passes(list(pieces.values()), self.factor)
 
     def adopt(self, network: Columns) -> None:
         """Start from the donor's weights instead of one's own."""
@@ -195,7 +156,7 @@ class DQN:
         """Move the weights of the current task towards others'; the target stays."""
         _check_make(network, self._pieces())
         for part, piece in self._pieces().items():
-            piece.weights.lerp_(torch.from_numpy(network[part]).to(self.device), alpha)
+            piece.blend(network[part], alpha)
 
     def twin(self) -> Columns:
         """Everything with which another agent goes on from here on the current task."""
@@ -247,9 +208,7 @@ def _copy(network: Columns, pieces: dict[str, Piece]) -> None:
     """Give pieces the weights of a donor's network, if it is of the same make."""
     _check_make(network, pieces)
     for name, piece in pieces.items():
-        with torch.no_grad():
-            piece.weights.copy_(torch.from_numpy(network[name]))
-        piece.follow()
+        piece.take(network[name])
 
 
 def _check_make(network: Columns, pieces: dict[str, Piece]) -> None:
@@ -258,17 +217,17 @@ def _check_make(network: Columns, pieces: dict[str, Piece]) -> None:
             raise DamagedData(f"the donor's network has another {name} than this learner")
 
 
-def _combine(gradients: list[Tensor], combine: Callable[[Array], Array]) -> None:
+def _combine(pieces: Sequence[Piece], combine: Callable[[Array], Array]) -> None:
     """Replace gradients by what the agents make of theirs together."""
-    shared = torch.from_numpy(combine(torch.cat(gradients).cpu().numpy()))
+    shared = combine(np.concatenate([array_of(piece.grad) for piece in pieces]))
     start = 0
-    for gradient in gradients:
-        gradient.copy_(shared[start : start + len(gradient)])
-        start += len(gradient)
+    for piece in pieces:
+        piece.grad[:] = piece.put(shared[start : start + len(piece.grad)])
+        start += len(piece.grad)
 
 
-def _clip(gradients: list[Tensor], most: float) -> None:
-    norm = float(torch.stack([gradient.norm() for gradient in gradients]).norm())
-    if norm > most:
-        for gradient in gradients:
-            gradient.mul_(most / norm)
+def _clip(pieces: Sequence[Piece], most: float) -> None:
+    length = hypot(*(piece.steepness() for piece in pieces))
+    if length > most:
+        for piece in pieces:
+            piece.grad *= most / length

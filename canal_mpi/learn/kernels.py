@@ -14,7 +14,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from canal_mpi.machine import compiled
+from canal_mpi.machine import compiled, inlined
 
 # Columns of a table. A layer takes INPUT [rows, INPUTS] and gives OUTPUT [rows, OUTPUTS].
 (WEIGHT, BIAS, SCALE, SHIFT, TO_WEIGHT, TO_BIAS, TO_SCALE, TO_SHIFT) = range(8)  # SCALE 0: no norm
@@ -24,7 +24,7 @@ COLUMNS = 15
 
 NORM_EPSILON = np.float32(1e-5)  # of torch's LayerNorm
 BETA1, BETA2, ADAM_EPSILON = 0.9, 0.999, 1e-8
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO, HALF, ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 
 def instruction(function: Callable[..., Any]) -> Any:
@@ -176,7 +176,7 @@ def backward(product: int, table: Any, slope: Any, factor: float) -> None:
             )  # fmt: skip
 
 
-@compiled
+@inlined
 def _through_norm(table: Any, k: int, rows: int) -> None:
     """Take the slope of layer k from behind its ReLU to before its LayerNorm."""
     high = table[k, OUTPUTS]
@@ -215,3 +215,35 @@ def move(weights: Any, grad: Any, mean: Any, square: Any, steps: int, lr: float)
         v = square[j] + slow * (grad[j] * grad[j] - square[j])
         mean[j], square[j] = m, v
         weights[j] -= stride * m / (np.sqrt(v) * correction + tiny)
+
+
+@compiled
+def blend(weights: Any, others: Any, alpha: float) -> None:
+    """Move weights towards others, as torch's `lerp`: from the nearer end."""
+    near, far = np.float32(alpha), np.float32(1) - np.float32(alpha)
+    for j in range(len(weights)):
+        way = others[j] - weights[j]
+        weights[j] = weights[j] + near * way if near < HALF else others[j] - way * far
+
+
+@compiled
+def squares(grad: Any) -> float:
+    """The sum of squares."""
+    total = 0.0
+    for j in range(len(grad)):
+        total += np.float64(grad[j]) * np.float64(grad[j])
+    return total
+
+
+@compiled
+def add_squares(sums: Any, grad: Any) -> None:
+    """Add squares to sums."""
+    for j in range(len(sums)):
+        sums[j] += grad[j] * grad[j]
+
+
+@compiled
+def add(sums: Any, numbers: Any, factor: float) -> None:
+    """Add so many times the numbers."""
+    for j in range(len(sums)):
+        sums[j] += np.float32(factor) * numbers[j]

@@ -1,105 +1,91 @@
 """A part of the network, its parameters as one vector, with target and optimiser of its own.
 
 A trunk shared by all tasks and the head of one task are pieces; an update moves only the pieces
-that its task uses.
+that its task uses. Here are pieces of arrays, for kernels; `modules` has those of torch.
 """
 
-import copy
-from collections.abc import Sequence
+from math import sqrt
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.learn import kernels
-from canal_mpi.types import Columns
+from canal_mpi.learn.cpu import aligned
+from canal_mpi.learn.layers import Layers
+from canal_mpi.types import Array, Columns
+
+Vector = Any  # an array, or a tensor of torch where a piece is a module
 
 
-def flatten(module: nn.Module) -> Tensor:
-    """Move the parameters (and their gradients) into one vector, of which they become views."""
-    parts = list(module.parameters())
-    flat = torch.cat([torch.zeros(0), *(part.detach().reshape(-1).cpu() for part in parts)])
-    flat = flat.to(parts[0].device) if parts else flat
-    flat.grad = torch.zeros_like(flat)
-    start = 0
-    for part in parts:
-        end = start + part.numel()
-        part.data = flat[start:end].view_as(part)
-        part.grad = flat.grad[start:end].view_as(part)
-        start = end
-    return flat
+def array_of(vector: Vector) -> Array:
+    """A copy of a vector, as an array."""
+    held: Array = vector if isinstance(vector, np.ndarray) else vector.detach().cpu().numpy()
+    return held.copy()
 
 
 class Piece:
-    """A module with flat weights; `adam` moves them, in place."""
+    """Layers with flat weights; `step` moves them, in place."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.target = copy.deepcopy(module).requires_grad_(False)
-        self.weights, self.target_weights = flatten(module), flatten(self.target)
-        assert self.weights.grad is not None
-        self.grad = self.weights.grad
-        self.mean, self.square = torch.zeros_like(self.weights), torch.zeros_like(self.weights)
-        self.steps, on_cpu = 0, self.weights.device.type == "cpu"
-        moved = (self.weights, self.grad, self.mean, self.square)
-        self.arrays = tuple(tensor.detach().numpy() for tensor in moved) if on_cpu else ()
+    def __init__(self, layers: Layers, weights: Array) -> None:
+        self.layers, self.steps = layers, 0
+        self.weights: Vector = aligned(len(weights))
+        self.target_weights: Vector = aligned(len(weights))
+        self.grad: Vector = aligned(len(weights))
+        self.mean: Vector = aligned(len(weights))
+        self.square: Vector = aligned(len(weights))
+        self.take(weights)
+
+    def put(self, column: Vector) -> Vector:
+        """A column as a vector of this piece's kind."""
+        return column
 
     def follow(self) -> None:
         """Copy the weights to the target."""
-        self.target_weights.copy_(self.weights)
+        self.target_weights[:] = self.weights
+
+    def take(self, weights: Array) -> None:
+        """Go on from other weights, the target too."""
+        self.weights[:] = self.put(weights)
+        self.follow()
+
+    def blend(self, weights: Array, alpha: float) -> None:
+        """Move the weights towards others; the target stays."""
+        kernels.blend(self.weights, weights, alpha)
+
+    def step(self, lr: float) -> None:
+        """One step of Adam along the gradient."""
+        self.steps += 1
+        kernels.move(self.weights, self.grad, self.mean, self.square, self.steps, lr)
+
+    def steepness(self) -> float:
+        """The length of the gradient."""
+        return sqrt(kernels.squares(self.grad))
+
+    def add_squares(self, sums: Vector) -> None:
+        """Add the squared gradient to sums."""
+        kernels.add_squares(sums, self.grad)
+
+    def pull(self, anchor: Vector, fisher: Vector, strength: float) -> None:
+        """Add strength · fisher · (weights − anchor) to the gradient."""
+        kernels.add(self.grad, fisher * (self.weights - anchor), strength)
+
+    def _held(self) -> dict[str, Vector]:
+        """What a state consists of."""
+        held = {"weights": self.weights, "target": self.target_weights}
+        return held | {"mean": self.mean, "square": self.square}
 
     def state(self) -> Columns:
         """Everything needed to go on with the same bits."""
-        held = {n: getattr(self, n).cpu().numpy().copy() for n in ("mean", "square")}
-        held |= {"weights": self.weights.detach().cpu().numpy().copy()}
-        held |= {"target": self.target_weights.detach().cpu().numpy().copy()}
+        held = {name: array_of(vector) for name, vector in self._held().items()}
         return held | {"steps": np.array([self.steps], dtype="<i8")}
 
-    @torch.no_grad()
     def restore(self, state: Columns) -> None:
         """Take back what `state` gave."""
-        places = {
-            "weights": self.weights,
-            "target": self.target_weights,
-            "mean": self.mean,
-            "square": self.square,
-        }
-        for name, tensor in places.items():
-            if state[name].shape != tuple(tensor.shape):
+        for name, vector in self._held().items():
+            if state[name].shape != tuple(vector.shape):
                 raise DamagedData(
-                    f"saved {name} have the shape {state[name].shape}, not {tuple(tensor.shape)}"
+                    f"saved {name} have the shape {state[name].shape}, not {tuple(vector.shape)}"
                 )
-            tensor.copy_(torch.from_numpy(state[name]))
+            vector[:] = self.put(state[name])
         self.steps = int(state["steps"][0])
-
-
-def adam(pieces: Sequence[Piece], lr: float) -> None:
-    """One step of Adam along the gradients of all pieces."""
-    for piece in pieces:
-        piece.steps += 1
-        if piece.arrays:
-            weights, grad, mean, square = piece.arrays
-            kernels.move(weights, grad, mean, square, piece.steps, lr)
-        elif len(piece.weights):  # a trunk may have no layers
-            _by_torch(piece, lr)
-
-
-def _by_torch(piece: Piece, lr: float) -> None:
-    """The same on an accelerator, by the kernel of torch's fused Adam."""
-    count = torch.tensor(float(piece.steps), device=piece.weights.device)
-    torch._fused_adam_(
-        [piece.weights],
-        [piece.grad],
-        [piece.mean],
-        [piece.square],
-        [],
-        [count],
-        lr=lr,
-        beta1=kernels.BETA1,
-        beta2=kernels.BETA2,
-        weight_decay=0.0,
-        eps=kernels.ADAM_EPSILON,
-        amsgrad=False,
-        maximize=False,
-    )

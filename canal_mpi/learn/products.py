@@ -12,6 +12,7 @@ from canal_mpi.types import Spaces
 
 def bare_products(spaces: Spaces, config: LearnConfig) -> Callable[[], None]:
     """Does the products of an update of an mlp: every pass that the loss needs, and back."""
+    torch.set_num_threads(config.threads)
     sizes = [prod(spaces.shape), *config.widths, spaces.actions]
     rows, layers = config.batch, list(pairwise(sizes))
     weights, targets, slopes = ([torch.rand(b, a) for a, b in layers] for _ in range(3))

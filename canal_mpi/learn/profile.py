@@ -6,7 +6,6 @@ import numpy as np
 
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.losses import temporal_difference
-from canal_mpi.learn.piece import adam
 from canal_mpi.types import Batch, Learner
 
 
@@ -25,11 +24,15 @@ def parts(learner: Learner, batch: Batch) -> dict[str, Callable[[], object]]:
         online.forward(batch.states)
         online.backward(slope)
 
+    def adam() -> None:
+        for piece in pieces:
+            piece.step(0.0)
+
     return {
         "next states, target": lambda: target.values(batch.next_states),
         "next states, online": lambda: online.values(batch.next_states),
         "states, forward": lambda: online.forward(batch.states),
         "loss": loss,
         "forward and backward": there_and_back,
-        "Adam": lambda: adam(pieces, 0.0),
+        "Adam": adam,
     }

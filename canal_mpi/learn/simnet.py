@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from canal_mpi.job import Job
 from canal_mpi.learn.dqn import DQN
+from canal_mpi.learn.piece import array_of
 from canal_mpi.types import Array, Batch, Spaces
 
 STATES = 256  # random states on which outputs are compared
@@ -38,16 +38,16 @@ def train_simnet(spaces: Spaces, job: Job, sample: Callable[[], Batch]) -> Array
 
 def _normal_weights(net: DQN) -> None:
     """The original's first weights: normal(0, 1), the same for every agent."""
+    import torch  # whose normal numbers have no like elsewhere
+
     generator = torch.Generator().manual_seed(1)
     for piece in net.pieces.values():
-        with torch.no_grad():
-            piece.weights.normal_(0, 1, generator=generator)
-        piece.follow()
+        piece.take(torch.empty(len(piece.weights)).normal_(0, 1, generator=generator).numpy())
 
 
 def _weights(net: DQN) -> Array:
     """All weights, each layer scaled by its number of weights so that none drowns the others."""
-    parts = [piece.weights.detach().cpu().numpy() for piece in net.pieces.values()]
+    parts = [array_of(piece.weights) for piece in net.pieces.values()]
     return np.concatenate([part / np.sqrt(len(part)) for part in parts]).astype("<f4")
 
 

@@ -1,0 +1,65 @@
+"""Layers as numbers: their places in a vector, and first weights that are torch's, bit for bit."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from canal_mpi.job import LearnConfig
+from canal_mpi.learn.layers import DRAWN, Layers, Place
+from canal_mpi.learn.makers import Arrays
+from canal_mpi.learn.modules import Modules
+from canal_mpi.types import Spaces
+
+SEEDS = (0, 1, 12345, 2**32 - 1, 2**32 + 5, 2**63 - 1)
+
+
+def test_parameters_lie_as_in_a_module() -> None:
+    plain, normed = Layers((5, 7, 6)), Layers((5, 7, 6), norm=True)
+    assert plain.places() == [Place(0, 35), Place(42, 84)]
+    assert normed.places() == [Place(0, 35, 90, 97), Place(42, 84, 104, 110)]
+    assert (plain.length, normed.length) == (90, 116)
+    assert (Layers((5,), True).places(), Layers((5,), True).length) == ([], 0)
+    assert normed.part(slice(0, 1)) == Layers((5, 7), True)
+    assert normed.part(slice(1, None)) == Layers((7, 6), True)
+    assert Layers((5,)).part(slice(None)) == Layers((5,))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (1, 15), (2, 3), (16, 1), (5, 7), (128, 18), (128, 128), (300, DRAWN // 256)]
+)
+def test_the_first_weights_of_a_layer_are_torchs(shape: tuple[int, int], seed: int) -> None:
+    torch.manual_seed(seed)
+    wanted = [p.detach().numpy().reshape(-1) for p in nn.Linear(*shape).parameters()]
+    np.testing.assert_array_equal(Layers(shape).first_weights(seed), np.concatenate(wanted))
+
+
+def test_the_bounds_of_all_widths_are_torchs() -> None:
+    """torch has one for weights, by way of the gain of a leaky ReLU, and one for the bias."""
+    gain = (2 / (1 + (5**0.5) ** 2)) ** 0.5
+    fan = np.arange(1, 16385, dtype=np.float64)
+    weights = (3**0.5 * (gain / np.sqrt(fan))).astype(np.float32)
+    np.testing.assert_array_equal((1 / np.sqrt(fan)).astype(np.float32), weights)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("widths", [(), (3,), (128, 128), (7, 1, 9, 33)])
+@pytest.mark.parametrize(
+    ("identity", "own_input"), [("single", False), ("heads", True), ("separate", True)]
+)
+def test_the_first_pieces_of_all_networks_are_those_of_modules(
+    identity: str, own_input: bool, widths: tuple[int, ...], layer_norm: bool
+) -> None:
+    config = LearnConfig(
+        widths=widths, layer_norm=layer_norm, identity=identity, own_input=own_input
+    )
+    spaces, found = Spaces((2, 64), "|u1", 18), []
+    for maker in (Arrays(spaces, config), Modules(spaces, config)):
+        made = [maker.piece(part, 2**40 + 77) for part in ("trunk", "input", "head")]
+        found.append([piece.state() for piece in made])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, column in ours.items():
+            assert column.dtype == theirs[name].dtype
+            np.testing.assert_array_equal(column, theirs[name])
