@@ -190,7 +190,7 @@ def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
-    job = begin(out, "openmpi", "--set", "timeout=4", "--set", "checkpoint.every=0")
+    job = begin(out, "openmpi", "--set", "timeout=8", "--set", "checkpoint.every=0")
     pid = int((out / f"logs/agent-{rank}.log").read_text().split("process ")[1].split()[0])
     os.kill(pid, signal.SIGSTOP)
     err = end(job)
