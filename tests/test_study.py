@@ -15,6 +15,7 @@ from canal_mpi.commands.study import _with_others
 from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.results.reading import load
+from canal_mpi.results.verify import verify
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
 from canal_mpi.study.weigh import Study, goals, weigh
 from canal_mpi.study.write import collect, summary
@@ -247,6 +248,7 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
     assert "| TA_mean(90 %) at least 2.5 | 1.59 (" in text
     page = (tmp_path / "report.html").read_text()
     assert "Does sharing pay?" in page and "Time advantage of sharing" in page
+    assert list(verify(tmp_path / "study.h5")) == []
     with h5py.File(tmp_path / "study.h5") as file:
         assert list(file["scale/counts"][()]) == [True, True, False]
         assert list(file["pairs/arm"][()]) == [b"none"] * 4 + [b"distill"] * 4

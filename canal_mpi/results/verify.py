@@ -45,6 +45,8 @@ def _checks(path: Path, about: Facts) -> Callable[[Facts, Columns], Iterator[str
         return _results
     if about.get("kind") == "sweep":
         return _sweep
+    if about.get("kind") == "study":
+        return _study
     if about.get("kind") == "checkpoint" or NAME.fullmatch(path.name):
         return _checkpoint
     return _membuf if about.get("kind") == "membuf" else _finite
@@ -112,6 +114,14 @@ def _sweep(about: Facts, columns: Columns) -> Iterator[str]:
     """sweep.h5: every column has a row for each point; measures may be unknown."""
     if len({len(column) for column in columns.values()}) != 1:
         yield "its columns differ in length"
+
+
+def _study(about: Facts, columns: Columns) -> Iterator[str]:
+    """study.h5: the columns of a group have one length; what is not known is NaN."""
+    for group in sorted({name.partition("/")[0] for name in columns}):
+        inside = [column for name, column in columns.items() if name.startswith(f"{group}/")]
+        if len({len(column) for column in inside}) != 1:
+            yield f"the columns of '{group}' differ in length"
 
 
 def _checkpoint(about: Facts, columns: Columns) -> Iterator[str]:
