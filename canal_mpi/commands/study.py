@@ -5,8 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from canal_mpi.commands.sweep import list_points, nothing_else, report_points, run_points
-from canal_mpi.errors import UsageError
+from canal_mpi.commands.points import (
+    folder_options,
+    known_points,
+    list_points,
+    report_points,
+    run_points,
+    words_of,
+)
 
 if TYPE_CHECKING:
     from canal_mpi.sweep.grid import Point
@@ -34,21 +40,7 @@ GRID = ("arms", "seeds", "other_seeds", "agents", "topologies", "out")
 @click.option(
     "--topologies", metavar="LIST", help="That of all arms, then others to try; default full."
 )
-@click.option(
-    "--slots", type=click.IntRange(1), help="Ranks at once; default: this machine's cores."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where everything goes."
-)
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Go on with a study; everything about it is in its folder.",
-)
-@click.option("--report", is_flag=True, help="With --resume: start nothing, only show and report.")
-@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
-@click.option("--dry-run", is_flag=True, help="Only list the runs, and how long they may take.")
+@folder_options("study")
 @click.pass_context
 def study(ctx: click.Context, /, **options: Any) -> None:
     """Find out whether sharing pays: every way to share, on the same seeds and orders.
@@ -62,20 +54,11 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi study --arms none,distill --frames 20000 --seeds 3
     canal-mpi study --arms none,distill --agents 5,2,3 --topologies full,ring
     """
-    from canal_mpi.rank.launcher import refuse_mpirun
     from canal_mpi.study import write
-    from canal_mpi.sweep.folder import load_points, save
+    from canal_mpi.sweep.folder import save
 
-    refuse_mpirun("study")
-    if options["report"] and options["resume"] is None:
-        raise UsageError("--report: of which study? Give --resume DIR too.")
-    if options["resume"] is not None:
-        nothing_else(options, GRID, "study")
-        folder = options["resume"].absolute()
-        points = load_points(folder)
-        if any("arm" not in point.settings for point in points):
-            raise UsageError(f"{folder} holds a sweep, not a study: `canal-mpi sweep --resume`.")
-    else:
+    folder, points = known_points(options, GRID, "study")
+    if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"study-{points[0].job.name}")).absolute()
     if options["dry_run"]:
@@ -99,11 +82,11 @@ def _points(options: dict[str, Any]) -> "list[Point]":
     seeds = grid.seeds(options["seeds"] or "3", resolve(flags, job_file).seed)
     others = options["other_seeds"]
     return arms.points_of_study(
-        _words(options["arms"]) or list(arms.ARMS),
+        words_of(options["arms"]) or list(arms.ARMS),
         seeds,
         len(seeds.choices) if others is None else others,
         arms.numbers(options["agents"] or "5"),
-        _words(options["topologies"]) or ["full"],
+        words_of(options["topologies"]) or ["full"],
         flags,
         job_file,
     )
@@ -117,7 +100,3 @@ def _with_others(folder: Path, points: "list[Point]") -> "list[Point]":
         return points
     names = {point.name for point in points}
     return [*points, *(point for point in load_points(folder) if point.name not in names)]
-
-
-def _words(text: str | None) -> list[str]:
-    return [word.strip() for word in text.split(",")] if text else []

@@ -1,14 +1,21 @@
 """`canal-mpi sweep`: a grid of runs, one report at the end. Loads no torch and no MPI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from canal_mpi.errors import RankFailed, Stopped, UsageError
+from canal_mpi.commands.points import (
+    folder_options,
+    known_points,
+    list_points,
+    report_points,
+    run_points,
+    words_of,
+)
+from canal_mpi.errors import UsageError
 
 if TYPE_CHECKING:
     from canal_mpi.sweep.grid import Axis, Point
@@ -41,21 +48,7 @@ HOSTS = ("network", "shared_disk")
     help="How hosts reach each other: a subnet (10.0.0.0/24) or an interface (eth0).",
 )
 @click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
-@click.option(
-    "--slots", type=click.IntRange(1), help="Ranks at once; default: this machine's cores."
-)
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where everything goes."
-)
-@click.option(
-    "--resume",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Go on with a sweep; everything about it is in its folder.",
-)
-@click.option("--report", is_flag=True, help="With --resume: start nothing, only show and report.")
-@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
-@click.option("--dry-run", is_flag=True, help="Only list the points, and how long they may take.")
+@folder_options("sweep")
 @click.option(
     "--slurm",
     type=click.Path(path_type=Path),
@@ -76,25 +69,15 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    from canal_mpi.rank.launcher import refuse_mpirun
     from canal_mpi.sweep import collect
-    from canal_mpi.sweep.folder import load_points, save
+    from canal_mpi.sweep.folder import save
 
-    refuse_mpirun("sweep")
-    if options["report"] and options["resume"] is None:
-        raise UsageError("--report: of which sweep? Give --resume DIR too.")
-    if options["resume"] is not None:
-        nothing_else(options, (*GRID, *HOSTS), "sweep")
-        folder = options["resume"].absolute()
-        points = load_points(folder)
-        if any("arm" in point.settings for point in points):
-            raise UsageError(f"{folder} holds a study: `canal-mpi study --resume` goes on with it.")
-    else:
+    folder, points = known_points(options, (*GRID, *HOSTS), "sweep")
+    if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
-        if options["dry_run"]:
-            return list_points(folder, points, options)
-        save(folder, points)
+        if not options["dry_run"]:
+            save(folder, points)
     if options["dry_run"]:
         return list_points(folder, points, options)
     if options["report"]:
@@ -131,23 +114,11 @@ def _points(options: dict[str, Any]) -> "list[Point]":
         ("policy", "share.policy", options["policies"]),
     ):
         if given:
-            axes.append(grid.named(name, key, [word.strip() for word in given.split(",")]))
+            axes.append(grid.named(name, key, words_of(given)))
     axes += [grid.varied(text) for text in options["vary"]]
     if options["seeds"]:
         axes.append(grid.seeds(options["seeds"], resolve(flags, job_file).seed))
     return [replace(p, network=network) for p in grid.points_of(axes, flags, job_file)]
-
-
-def nothing_else(options: dict[str, Any], own: Sequence[str], what: str) -> None:
-    """What goes on is what it was."""
-    from canal_mpi.cli import FLAG_KEYS
-
-    names = (*own, *FLAG_KEYS, "job_file", "assignments")
-    given = [name for name in names if options.get(name)]
-    if given:
-        word = {"job_file": "job", "ranks": "n", "assignments": "set"}.get(given[0], given[0])
-        word = word.replace("_", "-")
-        raise UsageError(f"--resume takes everything from the {what}: leave out --{word}.")
 
 
 def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> int:
@@ -165,73 +136,6 @@ def _run(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> in
         return collect.collect(folder, points) if whole else []
 
     return run_points("sweep", folder, chosen, options, report)
-
-
-def run_points(
-    command: str,
-    folder: Path,
-    points: "Sequence[Point]",
-    options: dict[str, Any],
-    report: Callable[[], list[str]],
-) -> int:
-    """Run what is not finished, then report; the exit code."""
-    from canal_mpi.cli import seconds_of
-    from canal_mpi.sweep.board import Board, going_on
-    from canal_mpi.sweep.engine import BROKEN, FINISHED, Engine, cores
-
-    engine = Engine(folder, points, options["slots"] or cores())
-    board = Board(engine)
-    engine.tell = board.tell
-    engine.run(board.refresh, seconds_of(options["max_time"]) or inf)
-    board.close()
-    done, again = len(engine.of(FINISHED)), going_on(folder, command)
-    if engine.asked or engine.of("stopped"):
-        why = engine.asked or "a point was stopped"
-        words = f"{done} of {len(points)} points are finished, the others are saved"
-        raise Stopped(f"stopped: {why}; {words}. To go on: {again}")
-    click.echo("\n".join(report()))
-    if broken := engine.of(BROKEN):
-        raise RankFailed(
-            f"{len(broken)} of {len(points)} points broke; first {broken[0].point.name}: "
-            f"{broken[0].why} The log is {broken[0].log}. To repeat them: {again}"
-        )
-    return 0
-
-
-def report_points(
-    folder: Path, points: "Sequence[Point]", collect: "Callable[[Path, Sequence[Point]], list[str]]"
-) -> None:
-    """How far the runs are, and what is known of those that are finished; starts nothing."""
-    from canal_mpi.sweep.board import Board
-    from canal_mpi.sweep.engine import Engine, cores
-
-    engine = Engine(folder, points, cores())
-    engine.look()
-    Board(engine).close()
-    click.echo("\n".join(collect(folder, points)))
-
-
-def list_points(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:
-    """The points, and at most how long they take."""
-    from canal_mpi.show import duration
-    from canal_mpi.sweep import estimate
-    from canal_mpi.sweep.engine import cores
-
-    slots = options["slots"] or cores()
-    done = estimate.finished_seconds(folder, points)
-    left = [point for point in points if point.name not in done]
-    times = estimate.seconds_of_all(left) if left else {}
-    width = max(5, *(len(point.name) for point in points))
-    click.echo(f" {'point':<{width}}  ranks  time")
-    for point in points:
-        time = times.get(point.name)
-        words = f"about {duration(time)} or less" if time is not None else "is finished"
-        click.echo(f" {point.name:<{width}}  {point.ranks:>5}  {words}")
-    total = estimate.together(left, [times[point.name] for point in left], slots)
-    click.echo(
-        f" {len(points)} points, {len(done)} finished · with {slots} slots about "
-        f"{duration(total)} or less (as if no lesson helped) · {folder}"
-    )
 
 
 def _write_script(file: Path, folder: Path, points: "Sequence[Point]") -> None:

@@ -55,7 +55,6 @@ class Sampler:
             next_states=np.zeros(shape, dtype=spaces.dtype),
             discounts=np.zeros(recipe.batch, dtype=np.float32),
         )
-
         self._columns = tuple(self._batch)[:5]
 
     def sample(self, parts: Sequence[tuple[Buffer, int]], rng: np.random.Generator) -> Batch:

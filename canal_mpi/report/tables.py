@@ -59,8 +59,7 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
         for r in group.runs
     ]
     found["environment steps"] = (m.mean(steps), -1)
-    slowest = [_slowest(r.run) for r in group.runs]
-    found["seconds in tasks, slowest agent"] = (m.mean(slowest), -1)
+    found["seconds in tasks, slowest agent"] = (m.mean([r.run.seconds for r in group.runs]), -1)
     speeds = [float(r.run["agents"]["speed"].min(initial=1)) for r in group.runs]
     if min(speeds) < 1:
         found["speed of the slowest emulated device"] = (min(speeds), 0)
@@ -70,13 +69,6 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
     found["IQM right after tasks, high"] = (high, 0)
     versus = comparison.versus(group)
     return found | {name: (value, 0) for name, value in versus.items()}
-
-
-def _slowest(run: Run) -> float:
-    """Seconds that the slowest agent spent in its tasks."""
-    table = run["tasks"]
-    each = [float(table["seconds"][table["agent"] == agent].sum()) for agent in run.agents]
-    return max(each, default=0.0)
 
 
 def task_rows(measured: Measured) -> Iterator[list[Cell]]:

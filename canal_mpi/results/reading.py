@@ -78,6 +78,13 @@ class Run:
         return int(self.order.shape[1])
 
     @property
+    def seconds(self) -> float:
+        """Wall time inside tasks, of the slowest agent."""
+        table = self["tasks"]
+        each = [float(table["seconds"][table["agent"] == agent].sum()) for agent in self.agents]
+        return max(each, default=0.0)
+
+    @property
     def status(self) -> str:
         """Running, finished, stopped, degraded …, as rank 0 wrote it last."""
         return str(self.attributes.get("status", ""))

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from canal_mpi import config, pick
-from canal_mpi.cluster.hostfile import MOST_RANKS
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
-from canal_mpi.sweep.grid import Axis, Choice, Point, name_of, whole_job
+from canal_mpi.sweep.grid import Axis, Choice, Point, crowds, name_of, named_twice, whole_job
 
 NONE, DEFAULT = "none", "distill"  # the two main arms
 EXPERT, RANDOM = "expert", "random"  # runs that give the scale
@@ -90,10 +89,8 @@ def points_of_study(
             if main or k < other_seeds:
                 layer = base | way.flags | {"share.topology": way.topology} | seed.flags
                 found.append(_point(way.label, seed, layer, way.agents, job_file))
-    names = [point.name for point in found]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise UsageError(f"the study has '{twice[0]}' twice: name every arm, seed and so on once.")
+    if again := named_twice(found):
+        raise UsageError(f"the study has '{again}' twice: name every arm, seed and so on once.")
     first = {RANDOM, EXPERT, NONE, DEFAULT}
     return sorted(found, key=lambda point: point.settings["arm"] not in first)
 
@@ -149,8 +146,7 @@ def about(label: str) -> str:
 
 def numbers(text: str) -> list[int]:
     """Numbers of agents, the first for all arms."""
-    found = [int(word) for word in text.split(",") if word.strip().isdecimal() and len(word) < 9]
-    fit = len(found) == len(text.split(",")) and 2 <= min(found) <= max(found) <= MOST_RANKS
-    if not fit:
+    found = crowds(text, least=2)
+    if not found:
         raise UsageError(f"--agents {text[:80]}: expected numbers of 2 or more, as in 5 or 5,2,3.")
     return found

@@ -1,7 +1,7 @@
 """What a study measures: arms on the scale from random play to single-task experts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, nan
 
@@ -75,10 +75,7 @@ class Weighed:
     group: Group
     pairs: list[Pair]
     base: "Weighed | None" = None  # the arm without sharing and with as many agents
-    worse: tuple[int, int] = (0, 0)  # pairs with a lesson clearly worse than without; of how many
-    dropped: int = 0  # lessons that the admission refused
-    megabytes: float = nan  # of lessons, of a run
-    hns: float = nan  # gained by pairs that took a lesson, all of a run together
+    _advantages: dict[float, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def runs(self) -> list[Measured]:
@@ -93,9 +90,27 @@ class Weighed:
     @cached_property
     def seconds(self) -> float:
         """Wall time of a run, inside tasks."""
-        tables = [run.run["tasks"] for run in self.runs]
-        agents = range(self.group.agents)
-        return m.mean([max(t["seconds"][t["agent"] == a].sum() for a in agents) for t in tables])
+        return m.mean([run.run.seconds for run in self.runs])
+
+    @cached_property
+    def worse(self) -> tuple[int, int]:
+        """Pairs with a lesson that are clearly worse than without sharing, and of how many."""
+        return (0, 0) if self.base is None else _clearly_worse(self, self.base)
+
+    @cached_property
+    def dropped(self) -> int:
+        """Lessons that the admission refused."""
+        return sum(int((run.run["exchange"]["kind"] == "drop").sum()) for run in self.runs)
+
+    @cached_property
+    def megabytes(self) -> float:
+        """Of lessons that moved in a run, those included that agents passed on."""
+        return m.mean([_bytes_moved(run.run) / 1e6 for run in self.runs])
+
+    @cached_property
+    def hns(self) -> float:
+        """Human-normalised score gained by pairs that took a lesson, all of a run together."""
+        return sum(pair.gained for pair in self.pairs) / len(self.runs)
 
     @cached_property
     def forgetting(self) -> tuple[float, float, float]:
@@ -123,8 +138,13 @@ class Weighed:
         return (m.improvement(ours, theirs), *m.interval(m.improvement, ours, theirs))
 
     def advantage(self, part: float) -> tuple[float, float, float]:
-        """TA_mean(p) over the arm without sharing, 0 where agents that share never get there;
-        agents are drawn anew for the interval."""
+        """TA_mean(p) over the arm without sharing, 0 where agents that share never get there."""
+        if part not in self._advantages:
+            self._advantages[part] = self._advantage_at(part)
+        return self._advantages[part]
+
+    def _advantage_at(self, part: float) -> tuple[float, float, float]:
+        """The same with its interval, for which agents are drawn anew."""
         if self.base is None:
             return nan, nan, nan
         ours, theirs = _by_agent(self.group), _by_agent(self.base.group)
@@ -232,7 +252,6 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
             (b for b in weighed if not b.group.shares and b.group.agents == arm.group.agents), None
         )
         arm.base = None if arm.base is arm else arm.base
-        _ledger(arm)
     baseline = next((g for g in groups if g.label == NONE), None)
     stes = [Measured(_only(run, kept), scale) for run in experts]
     many = baseline.agents if baseline else groups[0].agents  # steps of all agents are compared
@@ -287,16 +306,10 @@ def _pair(label: str, measured: Measured, agent: int, task: int) -> Pair:
     )
 
 
-def _ledger(arm: Weighed) -> None:
-    """What the lessons of an arm cost and gave."""
-    tables = [run.run["exchange"] for run in arm.runs]
-    arm.dropped = sum(int((t["kind"] == "drop").sum()) for t in tables)
-    moved = [t["bytes"][t["kind"] == "transfer"].sum() for t in tables]
-    relayed = [run.run["relays"]["bytes"].sum() for run in arm.runs]
-    arm.megabytes = float(sum(moved) + sum(relayed)) / len(arm.runs) / 1e6
-    arm.hns = sum(pair.gained for pair in arm.pairs) / len(arm.runs)
-    if arm.base is not None:
-        arm.worse = _clearly_worse(arm, arm.base)
+def _bytes_moved(run: Run) -> float:
+    ledger = run["exchange"]
+    moved = ledger["bytes"][ledger["kind"] == "transfer"].sum()
+    return float(moved + run["relays"]["bytes"].sum())
 
 
 def _clearly_worse(arm: Weighed, base: Weighed) -> tuple[int, int]:

@@ -55,8 +55,9 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 
 def scale_rows(tasks: Sequence[str], random: Level, expert: Level) -> Iterable[Row]:
     """Random play and experts of every task."""
+    above = clearly_above(expert, random)
     for i, task in enumerate(tasks):
-        counts = "yes" if clearly_above(expert, random)[i] else "left out"
+        counts = "yes" if above[i] else "left out"
         levels = [f"{x.mean[i]:.1f} ± {x.error[i]:.1f}" for x in (random, expert)]
         yield [task, *levels, counts]
 

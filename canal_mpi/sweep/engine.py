@@ -50,8 +50,7 @@ class Work:
 
     def look(self) -> None:
         """See how the run directory is, before anything is started."""
-        check_same_job(self.folder, self.point)
-        done = status_of(self.folder) == FINISHED
+        done = check_same_job(self.folder, self.point) == FINISHED
         self.status = FINISHED if done else ELSEWHERE if locked(self.folder) else WAITING
 
 

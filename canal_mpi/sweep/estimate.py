@@ -58,7 +58,8 @@ def pace_of(job: Job) -> Pace:
             ) from error
         if done.returncode:
             raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
-        tasks, rows = load(run)["tasks"], load(run)["train"]
+        trial = load(run)
+    tasks, rows = trial["tasks"], trial["train"]
     evaluation = float(tasks["evaluate_seconds"].sum())
     episode = evaluation / max(_episodes_of_a_task(short), 1)
     steps = int(rows["step"][-1] - (rows["step"][-2] if len(rows["step"]) > 1 else 0))
@@ -91,9 +92,7 @@ def finished_seconds(folder: Path, points: Sequence[Point]) -> dict[str, float]:
     found = {}
     for point in points:
         if status_of(folder / point.name) == FINISHED:
-            tasks = load(folder / point.name)["tasks"]
-            each = [tasks["seconds"][tasks["agent"] == a].sum() for a in set(tasks["agent"])]
-            found[point.name] = START + float(max(each))
+            found[point.name] = START + load(folder / point.name).seconds
     return found
 
 

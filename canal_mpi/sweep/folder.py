@@ -84,14 +84,14 @@ def _read(folder: Path, entry: dict[str, Any]) -> Point:
     return Point(name, config.from_toml(text), ranks, settings, servers, hosts, network)
 
 
-def check_same_job(run: Path, point: Point) -> None:
-    """Refuse to go on with a run of another job; UsageError says what differs."""
+def check_same_job(run: Path, point: Point) -> str:
+    """Refuse to go on with a run of another job, else its status; UsageError says what differs."""
+    status, agents = marks_of(run)
     try:
         there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
     except (OSError, CanalError, UnicodeDecodeError):
-        return  # nothing that could be gone on with
+        return status  # nothing that could be gone on with
     odd = config.differences(there, point.job)
-    status, agents = marks_of(run)
     if agents and agents != point.ranks - point.servers:
         odd = {"agents": (agents, point.ranks - point.servers)}
     if odd and status not in ("missing", "damaged"):
@@ -100,3 +100,4 @@ def check_same_job(run: Path, point: Point) -> None:
             f"{run} is a run of another job ({key}: {before!r} there, {now!r} here); "
             "name another --out, or remove it."
         )
+    return status

@@ -62,10 +62,15 @@ def points_of(
     names = [axis.name for axis in axes]
     combinations = itertools.product(*(axis.choices for axis in axes))
     found = [_point(dict(zip(names, c, strict=True)), flags, job_file, ranks) for c in combinations]
-    twice = {point.name for point in found if [p.name for p in found].count(point.name) > 1}
-    if twice:
-        raise UsageError(f"two points of the sweep are '{min(twice)}': name each value once.")
+    if again := named_twice(found):
+        raise UsageError(f"two points of the sweep are '{again}': name each value once.")
     return found
+
+
+def named_twice(points: Sequence[Point]) -> str:
+    """The first name that two points have; empty where none is."""
+    names = [point.name for point in points]
+    return next((name for name in names if names.count(name) > 1), "")
 
 
 def _point(chosen: dict[str, Choice], flags: Layer, job_file: str | None, ranks: int) -> Point:
@@ -118,11 +123,17 @@ def seeds(text: str, first: int) -> Axis:
 
 def agents(text: str) -> Axis:
     """Numbers of agents, as in `2,5`."""
-    words = [word.strip() for word in text.split(",")]
-    fit = (w.isdecimal() and len(w) < DIGITS and 1 <= int(w) <= MOST_RANKS for w in words)
-    if not all(fit):
+    found = crowds(text)
+    if not found:
         raise UsageError(f"-n {text[:80]}: expected numbers of agents, as in 5 or 2,3,5.")
-    return Axis("agents", [Choice(word, ranks=int(word)) for word in words])
+    return Axis("agents", [Choice(str(number), ranks=number) for number in found])
+
+
+def crowds(text: str, least: int = 1) -> list[int]:
+    """Numbers of agents in a text such as `2,5`; none where one of them is none."""
+    words = [word.strip() for word in text.split(",")]
+    fit = (w.isdecimal() and len(w) < DIGITS and least <= int(w) <= MOST_RANKS for w in words)
+    return [int(word) for word in words] if all(fit) else []
 
 
 def varied(text: str) -> Axis:
