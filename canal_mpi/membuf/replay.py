@@ -182,24 +182,3 @@ class Replay:
             numbers = rng.multinomial(batch - own, rows / rows.sum()).tolist()
         parts = [(self.own, own), *zip(self.lessons, numbers, strict=True)]
         return [(buffer, number) for buffer, number in parts if number]
-
-    def state(self) -> Columns:
-        """Own rows and lessons, for a checkpoint."""
-        held = {f"own/{name}": column for name, column in self.own.state().items()}
-        for k, lesson in enumerate(self.lessons):
-            held |= {f"lesson-{k:06d}/{n}": c for n, c in lesson.export_all().items()}
-        for task, lesson in self.others.items():
-            held |= {f"other-{task}/{n}": c for n, c in lesson.export_all().items()}
-        return held | {"foreign/share": np.array([self.foreign])}
-
-    def restore(self, state: Columns) -> None:
-        """Take back what `state` gave."""
-        groups: dict[str, Columns] = {}
-        for name, column in state.items():
-            group, _, short = name.rpartition("/")
-            groups.setdefault(group, {})[short] = column
-        lessons = [groups[name] for name in sorted(groups) if name.startswith("lesson-")]
-        others = {n.removeprefix("other-"): c for n, c in groups.items() if n.startswith("other-")}
-        self.begin(lessons, others)
-        self.own.restore(groups["own"])
-        self.foreign = float(groups["foreign"]["share"][0])
