@@ -1,7 +1,9 @@
 """A study: its runs, what it measures, and what it leaves."""
 
+from dataclasses import replace
 from math import inf, isnan
 from pathlib import Path
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
@@ -17,7 +19,7 @@ from canal_mpi.errors import UsageError
 from canal_mpi.results.reading import load
 from canal_mpi.results.verify import verify
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
-from canal_mpi.study.weigh import Study, goals, weigh
+from canal_mpi.study.weigh import Level, Study, clearly_above, goals, weigh
 from canal_mpi.study.write import collect, summary
 from canal_mpi.sweep.folder import check_same_job, save
 from canal_mpi.sweep.grid import Point, seeds
@@ -160,6 +162,22 @@ def test_games_in_which_experts_do_not_clearly_beat_random_play_are_left_out(
     assert study.expert.error.tolist() == [1.0, 1.0, 1.0]  # of 101 and 99
 
 
+@pytest.mark.parametrize(
+    ("gap", "error", "spread", "counts"),
+    [
+        (5.0, 1.0, 4.0, True),
+        (2.5, 1.0, 2.0, False),
+        (5.0, 1.0, 6.0, False),
+        (-9.0, 1.0, 4.0, False),
+    ],
+)
+def test_a_game_counts_where_the_gap_is_larger_than_its_error_and_than_episodes_scatter(
+    gap: float, error: float, spread: float, counts: bool
+) -> None:
+    chance = Level(np.array([10.0]), np.array([error]), np.array([spread]), 20)
+    assert clearly_above(replace(chance, mean=chance.mean + gap), chance).tolist() == [counts]
+
+
 def test_time_advantage_by_hand(tmp_path: Path) -> None:
     """Without: 0, .4, .6, .8 after 0, 2, 4, 6 thousand steps, so .72 after 5,200; with it: .45,
     .675, .9 after 2,000, 3,200 and 3,600, so .72 after 3,280."""
@@ -246,6 +264,9 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
     assert "Not finished yet: mix." in text
     assert "| Robotank | 0.0 ± 1.0 | 1.0 ± 1.0 | left out |" in text
     assert "| TA_mean(90 %) at least 2.5 | 1.59 (" in text
+    assert "(progress.svg)" in text
+    words = [word.text for word in ElementTree.parse(tmp_path / "progress.svg").iter()]
+    assert {"none", "distill", "environment steps of all agents"} <= set(words)
     page = (tmp_path / "report.html").read_text()
     assert "Does sharing pay?" in page and "Time advantage of sharing" in page
     assert list(verify(tmp_path / "study.h5")) == []

@@ -1,5 +1,7 @@
 """Figures that set several groups of runs beside each other."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from canal_mpi.report import svg
@@ -11,8 +13,11 @@ from canal_mpi.types import Array
 DRAWS = 400
 
 
-def progress(comparison: Comparison) -> Figure:
-    """Mean score over all agents and tasks against the environment steps of all agents."""
+def progress(comparison: Comparison, names: bool = False) -> Figure:
+    """Mean score over all agents and tasks against the environment steps of all agents.
+
+    With `names` it says itself which group has which colour, for a file of its own.
+    """
     groups = [group for group in comparison.groups if group.whole]
     lines = [(group, *group.progress()) for group in groups]
     bands = [band(scores) for _, _, scores in lines]
@@ -33,9 +38,21 @@ def progress(comparison: Comparison) -> Figure:
         told.append(
             f"{group.label}: {number(float(mean[-1]))} after {number(float(steps[-1]))} steps"
         )
+    if names:
+        parts += _names([(group.label, comparison.groups.index(group)) for group, *_ in lines])
     drawing = picture(540, 290, "Score against steps", "; ".join(told) or "nothing known", *parts)
     words = "Mean over agents and tasks after each round, with 95 % bootstrap bands over agents."
     return Figure("progress", "How fast agents get better", drawing, words)
+
+
+def _names(groups: Sequence[tuple[str, int]]) -> list[str]:
+    """Names of groups in the lower right corner, each beside its colour."""
+    found = []
+    for row, (name, k) in enumerate(reversed(groups)):
+        y = 244.0 - 15 * row
+        found.append(tag("rect", x=512, y=y - 9, width=10, height=10, fill=colour(k)))
+        found.append(svg.text(506, y, name, "end", cls="small"))
+    return found
 
 
 def band(scores: Array) -> tuple[Array, Array]:

@@ -26,18 +26,20 @@ class Level:
 
     mean: Array
     error: Array
+    spread: Array  # standard deviation of an episode
     episodes: int
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> "Level":
         """Of agents right after they learnt each task."""
-        means, errors, count = [], [], 0
+        means, errors, spreads, count = [], [], [], 0
         for i in range(len(runs[0].tasks)):
             scores = np.concatenate([episodes_after(run, 0, i) for run in runs])
             means.append(m.mean(scores))
             errors.append(float(scores.std() / np.sqrt(max(len(scores) - 1, 1))))
+            spreads.append(float(scores.std()))
             count = max(count, len(scores))
-        return cls(np.array(means), np.array(errors), count)
+        return cls(np.array(means), np.array(errors), np.array(spreads), count)
 
 
 def episodes_after(run: Run, agent: int, task: int) -> Array:
@@ -225,9 +227,13 @@ class Study:
 
 
 def clearly_above(expert: Level, random: Level) -> Array:
-    """[task]: whether a difference is larger than two standard errors."""
-    error = np.sqrt(expert.error**2 + random.error**2)
-    found: Array = expert.mean - random.mean > CLEARLY * error
+    """[task]: whether the difference is larger than two standard errors and than episodes scatter.
+
+    Where it is smaller than that spread, a score of few episodes on the scale is mostly chance.
+    """
+    error = np.hypot(expert.error, random.error)
+    spread = np.hypot(expert.spread, random.spread) / np.sqrt(2)
+    found: Array = expert.mean - random.mean > np.maximum(CLEARLY * error, spread)
     return found
 
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.cluster.marker import status_of
-from canal_mpi.report import page, parts
+from canal_mpi.report import page, parts, versus
+from canal_mpi.report.style import FIGURE, LIGHT
+from canal_mpi.report.svg import stand_alone
 from canal_mpi.results import measures as m
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import image, write_dataset
@@ -21,6 +23,7 @@ from canal_mpi.study.weigh import PARTS, Level, Study, Weighed, clearly_above, g
 from canal_mpi.sweep.engine import FINISHED
 from canal_mpi.sweep.grid import Point
 
+PICTURE = "progress.svg"
 Row = list[str]
 Interval = tuple[float, float, float]
 
@@ -46,6 +49,7 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     text = summary(study, points[0], left)
     write_whole(folder / "study.h5", image(lambda file: _fill(file, study)))
     write_whole(folder / "summary.md", text.encode())
+    write_whole(folder / PICTURE, _picture(study).encode())
     write_whole(folder / "report.html", _page(study, left).encode())
     return [f"Results: {folder / 'study.h5'}", f"Report:  {folder / 'report.html'}", "", text]
 
@@ -192,7 +196,8 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         f"Mean score and standard error ({study.random.episodes} episodes at random, "
         f"{study.expert.episodes} of experts, evaluation episodes of at most "
         f"{job.evaluation.max_steps:,} steps). A game counts where the experts beat random play by "
-        f"more than two standard errors. {counted}".strip(),
+        "more than two standard errors and by more than episodes scatter (their standard "
+        f"deviation). {counted}".strip(),
         "",
         *_table(SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         "## The arms",
@@ -200,6 +205,8 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *(f"- `{arm.label}`: {about(arm.label)}." for arm in study.arms),
         "",
         *_table(ARM_HEAD, arm_rows(study)),
+        f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
+        "",
         "Environment steps: of all agents together. Clearly worse pairs: learnt from a lesson, and "
         "right after the task more than two standard errors below the same agent, task and seed "
         "without sharing.",
@@ -234,6 +241,12 @@ def _verdict(met: bool | None) -> str:
 def _table(head: Sequence[str], rows: Iterable[Row]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+
+
+def _picture(study: Study) -> str:
+    """How fast the agents of each arm get better, as a file of its own."""
+    figure = versus.progress(study.comparison, names=True)
+    return stand_alone(figure.drawing, LIGHT, FIGURE)
 
 
 # ── the page ───────────────────────────────────────────────────────────────────────────────────
