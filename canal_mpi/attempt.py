@@ -7,6 +7,7 @@ from math import inf, nan
 import numpy as np
 
 from canal_mpi.membuf.lesson import Lesson
+from canal_mpi.membuf.share import best_first
 from canal_mpi.state import inside, record_from_columns, record_to_columns, under
 from canal_mpi.types import Array, Columns, Env, Offer
 
@@ -81,7 +82,7 @@ class Attempt:
 
 def best(lessons: Sequence[Lesson]) -> Lesson:
     """The lesson of the donor that scores best."""
-    return max(lessons, key=lambda lesson: lesson.offer.score)
+    return min(lessons, key=lambda lesson: best_first(lesson.offer))
 
 
 def _lesson(state: Columns) -> Lesson:

@@ -138,7 +138,7 @@ class ReuseConfig:
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
     temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
     imitate: float = setting(1.0, "weight of the imitation", 0)
-    stop_early: bool = setting(True, "stop when the student reaches the donor's score")
+    stop_early: bool = setting(False, "stop when the student reaches the donor's score")
     check_every: int = setting(1000, "own steps between two looks at the student's score", 1)
     admission: bool = setting(True, "drop a lesson after which the agent is worse, and play")
     network: bool = setting(True, "send the donor's network with a lesson")
@@ -163,6 +163,7 @@ class ShareConfig:
     topology: str = setting(
         "full", "who hears whom: a name, a file, or module:name", names=graphs.NAMES, outside=True
     )
+    donors: int = setting(4, "most lessons of the very same task that exact takes", 1)
     nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
     gate: str = setting(
         "none", "better: only offers of donors that score higher than the agent", names=GATES

@@ -60,8 +60,8 @@ class Sharing:
         offers = self.link.offers()
         if self.job.share.gate == "better":
             offers = better(self.task, own_score, offers)
-        nearest = self.job.share.nearest
-        need = Need(self.task, self.round, nearest, self.measure, embedding)
+        most = (self.job.share.nearest, self.job.share.donors)
+        need = Need(self.task, self.round, *most, self.measure, embedding)
         parcels = self.link.fetch(self._affordable(self.policy(need, offers)))
         return [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
 

@@ -381,7 +381,7 @@ def crowd(job: Job, size: int) -> list[tuple[MemorySink, DQN]]:
 
 
 def test_agents_in_threads_learn_from_each_other() -> None:
-    job = job_with(**LEARNABLE | {"train__frames": 203})
+    job = job_with(**LEARNABLE | {"train__frames": 203, "share__donors": 1})
     members = crowd(job, 3)
     for number, (sink, _) in enumerate(members):
         first, second = sink.rows["tasks"]
@@ -403,11 +403,12 @@ def test_agents_in_threads_give_the_same_rows_again() -> None:
 def test_the_best_offer_is_taken_and_ties_go_to_the_lowest_agent() -> None:
     low, high = chain_parcel("left", 30, donor=2), chain_parcel("left", 30, donor=1)
     sink = MemorySink()
-    tiny_agent(job_with(), link=FakeLink([low, high]), sink=sink).run()
+    job = job_with(share__donors=1)
+    tiny_agent(job, link=FakeLink([low, high]), sink=sink).run()
     assert sink.rows["tasks"][0]["donors"] == "1"
     better = replace(low, offer=replace(low.offer, score=2.0))
     sink = MemorySink()
-    tiny_agent(job_with(), link=FakeLink([better, high]), sink=sink).run()
+    tiny_agent(job, link=FakeLink([better, high]), sink=sink).run()
     assert sink.rows["tasks"][0]["donors"] == "2"
 
 

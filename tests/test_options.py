@@ -425,7 +425,7 @@ def test_a_student_as_good_as_its_donor_stops_early_if_asked(early: bool, steps:
 @pytest.mark.parametrize(("again", "steps"), [(4.0, 0), (1.0, 8)])
 def test_a_look_that_reaches_the_goal_is_taken_twice(again: float, steps: int) -> None:
     """The first exam shows the donor's 3 points and more; the mean with a second one decides."""
-    job = small_job(reuse__mode="adopt", reuse__admission=False)
+    job = small_job(reuse__mode="adopt", reuse__stop_early=True, reuse__admission=False)
 
     def prepare(agent: Agent) -> None:
         exams = iter([[(3.0, 5)], [(again, 5)]] + [[(0.0, 5)]] * 9)
@@ -554,6 +554,25 @@ def test_the_policy_decides_which_lessons_are_taken(policy: str, donors: list[in
     second = run.link.fetched[-len(donors) :] if donors else run.link.fetched
     assert [donor for donor, _ in second] == donors
     assert run.task(2)["donors"] == ",".join(map(str, donors))
+
+
+@pytest.mark.parametrize(
+    ("most", "donors", "rows"), [(1, "2", [30]), (2, "1,2", [60, 30]), (9, "1,2,3", [60, 30, 60])]
+)
+@pytest.mark.parametrize("score", [1.0, nan])
+def test_rows_of_several_donors_are_learnt_from_and_the_best_teaches(
+    most: int, donors: str, rows: list[int], score: float
+) -> None:
+    job = small_job(reuse__mode="adopt", share__donors=most, reuse__frames=0.0, **FREE)
+    parcels = [
+        parcel(donor=1, score=score, network=expert(job, LEFT)),
+        parcel(donor=2, score=2.0, network=expert(job), rows=walked(RIGHT, 30)),
+        parcel(donor=3, score=score, network=expert(job, LEFT)),
+    ]
+    run = _Run(job, Donors(parcels))
+    assert run.task()["donors"] == donors
+    assert [len(lesson) for lesson in run.agent.replay.lessons] == rows
+    np.testing.assert_array_equal(run.dqn.network()["head"], expert(job)["head"])
 
 
 @pytest.mark.parametrize("policy", ["simnet", "wasserstein"])

@@ -46,6 +46,17 @@ def test_exact_takes_the_best_score_whatever_order_the_offers_come_in(
         assert exact(NEED, mixed) == offers[:1]
 
 
+@pytest.mark.parametrize(
+    ("most", "donors"), [(1, [3]), (2, [3, 1]), (3, [3, 1, 4]), (9, [3, 1, 4])]
+)
+def test_exact_takes_as_many_lessons_of_the_task_as_are_asked_for(
+    most: int, donors: list[int]
+) -> None:
+    offers = [offer(1, 5.0), offer(0, 9.0, "Alien"), offer(4, nan), offer(3, 7.0)]
+    taken = exact(Need("Krull", 3, donors=most), offers)
+    assert [found.donor for found in taken] == donors
+
+
 def test_a_policy_leaves_the_offers_as_they_are() -> None:
     offers = [offer(2, 1.0), offer(1, 2.0)]
     for policy in POLICIES.values():

@@ -18,6 +18,7 @@ class Need:
     task: str
     round: int
     nearest: int = 1  # how many lessons a policy by similarity takes
+    donors: int = 1  # how many lessons of the very same task are taken
     measure: str = "weights"  # how embeddings are compared
     embedding: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
 
@@ -28,9 +29,9 @@ def none(need: Need, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def exact(need: Need, offers: Sequence[Offer]) -> list[Offer]:
-    """The best-scoring lesson of the very same task; ties go to the lowest agent."""
+    """The best-scoring lessons of the very same task; ties go to the lowest agent."""
     same = [offer for offer in offers if offer.task == need.task]
-    return sorted(same, key=_best_first)[:1]
+    return sorted(same, key=best_first)[: need.donors]
 
 
 def previous(need: Need, offers: Sequence[Offer]) -> list[Offer]:
@@ -48,12 +49,13 @@ def similar(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     comparable = [offer for offer in offers if len(offer.embedding) == len(need.embedding)]
 
     def nearest_first(offer: Offer) -> tuple[float, tuple[float, int, int]]:
-        return (distance(need.measure, need.embedding, offer.embedding), _best_first(offer))
+        return (distance(need.measure, need.embedding, offer.embedding), best_first(offer))
 
     return sorted(comparable, key=nearest_first)[: need.nearest]
 
 
-def _best_first(offer: Offer) -> tuple[float, int, int]:
+def best_first(offer: Offer) -> tuple[float, int, int]:
+    """Sorts offers by score; ties go to the lowest agent, those without a score come last."""
     score = float("-inf") if isnan(offer.score) else offer.score
     return (-score, offer.donor, offer.round)
 

@@ -233,14 +233,14 @@ class View:
 def ending_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
     """One line an agent and task: its source, score and, of whole games, the HNS."""
     hns_head = "     HNS" if whole_games else ""
-    lines = ["", f" agent  round  task            source         {'score':>9}{hns_head}"]
+    lines = ["", f" agent  round  task            source             {'score':>9}{hns_head}"]
     for k in np.lexsort((tasks["round"], tasks["agent"])):
         task, score = tasks["task"][k].decode(), float(tasks["score"][k])
         donors = tasks["donors"][k].decode()
         source = f"from agent {donors}" if donors else "played"
         hns = human_normalised(task, score) if whole_games else nan
         lines.append(
-            f" {tasks['agent'][k]:>4}   {tasks['round'][k]:>4}   {task:<15.15} {source:<14} "
+            f" {tasks['agent'][k]:>4}   {tasks['round'][k]:>4}   {task:<15.15} {source:<18} "
             f"{digits(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
         )
     return lines
