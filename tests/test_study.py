@@ -19,7 +19,8 @@ from canal_mpi.errors import UsageError
 from canal_mpi.results.reading import load
 from canal_mpi.results.verify import verify
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
-from canal_mpi.study.weigh import Level, Study, clearly_above, goals, weigh
+from canal_mpi.study.transfer import over_seeds
+from canal_mpi.study.weigh import Level, Pair, Study, clearly_above, goals, weigh
 from canal_mpi.study.write import collect, summary
 from canal_mpi.sweep.folder import check_same_job, save
 from canal_mpi.sweep.grid import Point, seeds
@@ -38,13 +39,13 @@ def points(**changes: object) -> list[Point]:
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_main_arms_come_first_seed_by_seed_and_others_with_fewer_seeds() -> None:
+def test_the_scale_comes_first_then_the_main_arms_then_others_with_fewer_seeds() -> None:
     assert [point.name for point in points()] == [
         "random_seed-1",
         "expert_seed-1",
+        "expert_seed-2",
         "none_seed-1",
         "distill_seed-1",
-        "expert_seed-2",
         "none_seed-2",
         "distill_seed-2",
         "replay_seed-1",
@@ -52,16 +53,25 @@ def test_the_main_arms_come_first_seed_by_seed_and_others_with_fewer_seeds() -> 
 
 
 def test_other_numbers_of_agents_and_topologies_are_run_with_the_main_arms_only() -> None:
-    found = points(arms=["none"], agents=[3, 2], topologies=["full", "ring"], seeds=seeds("1", 7))
+    """Fewer agents without sharing are the first ones of `none`, more of them are run."""
+    given = {"topologies": ["full", "ring"], "seeds": seeds("1", 7)}
+    found = points(arms=["none"], agents=[3, 2, 4], **given)
     ranks = {point.name: (point.ranks, point.job.share.topology) for point in found}
     assert ranks == {
         "random_seed-7": (1, "full"),
         "expert_seed-7": (1, "full"),
         "none_seed-7": (3, "full"),
         "distill-ring_seed-7": (3, "ring"),
-        "none-2_seed-7": (2, "full"),
         "distill-2_seed-7": (2, "full"),
+        "none-4_seed-7": (4, "full"),
+        "distill-4_seed-7": (4, "full"),
     }
+
+
+def test_without_the_arm_none_fewer_agents_without_sharing_are_run_too() -> None:
+    found = points(arms=["distill"], agents=[3, 2], seeds=seeds("1", 1))
+    names = {"distill_seed-1", "none-2_seed-1", "distill-2_seed-1"}
+    assert {p.name for p in found} == names | {"random_seed-1", "expert_seed-1"}
 
 
 def test_every_arm_means_its_settings() -> None:
@@ -95,7 +105,7 @@ def test_settings_of_the_user_win_over_those_of_the_study() -> None:
         ({"arms": ["none", "none"]}, "'none_seed-1' twice"),
         ({"seeds": seeds("4,4", 1)}, "twice"),
         ({"topologies": ["full", "full"]}, "twice"),
-        ({"agents": [3, 2, 2]}, "'none-2_seed-1' twice"),
+        ({"agents": [3, 2, 2]}, "'distill-2_seed-1' twice"),
         ({"arms": ["os:path"]}, "unknown arm"),
         ({"flags": LITTLE | {"share.policy": "simnet"}}, "what a study varies"),
         ({"flags": LITTLE | {"evaluation.tasks": "current"}}, "no forgetting"),
@@ -203,12 +213,66 @@ def test_pairs_tell_how_soon_they_reached_a_part_of_the_expert(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("score", "worse"), [(90.0, 0), (78.0, 0), (70.0, 2)])
-def test_negative_transfer_counts_pairs_that_are_clearly_worse(
+def test_single_runs_are_clearly_worse_by_the_error_of_their_evaluations(
     tmp_path: Path, score: float, worse: int
 ) -> None:
     """An evaluation of two episodes has a standard error of 1: two of them differ by 1.4."""
     arm = a_study(tmp_path, score).arm("distill")
-    assert arm is not None and arm.worse == (worse, 2)
+    assert arm is not None and arm.worse.runs == (worse, 2)
+    assert isnan(arm.worse.chance)  # one seed
+
+
+def pair(seed: int, score: float, lesson: bool, agent: int = 0, task: str = "Krull") -> Pair:
+    """A pair that ended its task with that score."""
+    return Pair("arm", seed, agent, task, lesson, 100, 0.0, score, score, 0.0, (), ())
+
+
+@pytest.mark.parametrize(
+    ("shared", "worse"),
+    [
+        ([0.5, 0.6, 0.7], 0),
+        ([0.35, 0.45, 0.55], 0),  # 0.05 lower; runs scatter by 0.1, so the error is 0.08
+        ([0.2, 0.3, 0.4], 1),  # 0.2 lower
+        ([0.35, 0.35, 0.35], 1),  # 0.15 lower; they scatter by 0.07, so the error is 0.058
+    ],
+)
+def test_over_seeds_a_pair_is_worse_by_more_than_runs_differ(
+    shared: list[float], worse: int
+) -> None:
+    alone = [pair(k, score, False) for k, score in enumerate([0.4, 0.5, 0.6])]
+    students = [pair(k, score, True) for k, score in enumerate(shared)]
+    both = list(zip(students, alone, strict=True))
+    assert over_seeds(both, alone) == (worse, 1)
+    assert over_seeds(both[:1], alone[:1]) == (0, 0)  # how runs differ is not known
+
+
+def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path) -> None:
+    """Without sharing seed 2 ends at 60 instead of 80: clearly worse, one way of two."""
+    chance = load(write_run(tmp_path / "random", agents=1, score=lambda *key: 0.0, share=False))
+    best = load(write_run(tmp_path / "expert", agents=1, score=expert, share=False))
+    nones = [
+        load(write_run(tmp_path / f"none-{seed}", score=learnt(score), share=False, seed=seed))
+        for seed, score in ((1, 80), (2, 60))
+    ]
+    shared = load(write_run(tmp_path / "distill", score=learnt(70), seed=2))
+    study = weigh({"none": nones, "distill": [shared]}, [best], [chance])
+    assert study is not None
+    found = study.arms[1].worse
+    assert found.chance == 0.5 and found.runs == (0, 2)  # 70 against 60
+
+
+def test_fewer_agents_without_sharing_are_the_first_ones_of_none(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    two = load(write_run(tmp_path / "two", agents=2, score=learnt(90)))
+    three = load(write_run(tmp_path / "three", agents=3, score=lambda *k: 50.0, share=False))
+    scale = [load(tmp_path / "expert")], [load(tmp_path / "random")]
+    study = weigh({"none": [three], "distill-2": [two]}, *scale)
+    assert study is not None
+    assert [arm.label for arm in study.arms] == ["none", "distill-2", "none-2"]
+    base = study.arms[1].base
+    assert base is study.arms[2] and base.group.agents == 2 and isnan(base.seconds)
+    assert {pair.agent for pair in base.pairs} == {0, 1}
+    assert base.steps == study.arms[0].steps * 2 / 3
 
 
 def test_goals_say_whether_they_were_reached(tmp_path: Path) -> None:

@@ -61,10 +61,10 @@ def points_of_study(
     flags: Layer,
     job_file: str | None,
 ) -> list[Point]:
-    """The main arms first, seed by seed; then the others.
+    """What gives the scale first, then the main arms seed by seed, then the others.
 
     The first number of agents and the first topology are those of all arms; with others only the
-    main arms are run.
+    main arms are run. Fewer agents that don't share are the first ones of `none`: no run is needed.
     """
     for name in arms:
         pick.check("arm", name, ARMS, outside=False)
@@ -76,7 +76,8 @@ def points_of_study(
     for topology in topologies[1:]:
         ways.append(_Way(f"{DEFAULT}-{topology}", ARMS[DEFAULT].flags, agents[0], topology))
     for number in agents[1:]:
-        for name in (NONE, DEFAULT):
+        known = NONE in arms and number < agents[0]
+        for name in (DEFAULT,) if known else (NONE, DEFAULT):
             ways.append(_Way(f"{name}-{number}", ARMS[name].flags, number, topologies[0]))
     how, looks = job.evaluation, max(job.train.frames // LOOKS, 1)
     base: Layer = {"evaluation.tasks": "seen" if how.tasks == "current" else how.tasks}
@@ -91,8 +92,8 @@ def points_of_study(
                 found.append(_point(way.label, seed, layer, way.agents, job_file))
     if again := named_twice(found):
         raise UsageError(f"the study has '{again}' twice: name every arm, seed and so on once.")
-    first = {RANDOM, EXPERT, NONE, DEFAULT}
-    return sorted(found, key=lambda point: point.settings["arm"] not in first)
+    turn = {RANDOM: 0, EXPERT: 0, NONE: 1, DEFAULT: 1}
+    return sorted(found, key=lambda point: turn.get(point.settings["arm"], 2))
 
 
 def _check(flags: Layer, job: Job) -> None:

@@ -13,11 +13,11 @@ from canal_mpi.results.compare import Comparison, Group
 from canal_mpi.results.reading import Run
 from canal_mpi.results.summary import Measured, Scale
 from canal_mpi.study.arms import DEFAULT, NONE
+from canal_mpi.study.transfer import CLEARLY, Harm, episodes_after, harm
 from canal_mpi.types import Array
 
 PARTS = (0.5, 0.75, 0.9)  # of the expert's score, and of what agents reach without sharing
 RESAMPLES = 400
-CLEARLY = 2.0  # standard errors by which a difference counts
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,6 @@ class Level:
             spreads.append(float(scores.std()))
             count = max(count, len(scores))
         return cls(np.array(means), np.array(errors), np.array(spreads), count)
-
-
-def episodes_after(run: Run, agent: int, task: int) -> Array:
-    """Scores of the episodes of one agent on a task, right after it learnt it."""
-    places = np.flatnonzero(run.order[agent] == run.tasks[task])
-    if not len(places):
-        return np.zeros(0)
-    scores: Array = run.score[agent, places[0] + 1, task]
-    return scores[~np.isnan(scores)]
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,7 @@ class Weighed:
     group: Group
     pairs: list[Pair]
     base: "Weighed | None" = None  # the arm without sharing and with as many agents
+    part: bool = False  # whether these are only some agents of runs with more
     _advantages: dict[float, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
@@ -92,12 +84,12 @@ class Weighed:
     @cached_property
     def seconds(self) -> float:
         """Wall time of a run, inside tasks."""
-        return m.mean([run.run.seconds for run in self.runs])
+        return nan if self.part else m.mean([run.run.seconds for run in self.runs])
 
     @cached_property
-    def worse(self) -> tuple[int, int]:
-        """Pairs with a lesson that are clearly worse than without sharing, and of how many."""
-        return (0, 0) if self.base is None else _clearly_worse(self, self.base)
+    def worse(self) -> Harm:
+        """Pairs with a lesson that are clearly worse than without sharing."""
+        return Harm() if self.base is None else harm(self, self.base)
 
     @cached_property
     def dropped(self) -> int:
@@ -248,11 +240,12 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
         return None
     about = "0 is random play, 1 a single-task expert (same steps, no sharing)"
     scale = Scale("expert", about, chance.mean[kept], expert.mean[kept], unseen=0.0)
+    less = _fewer_alone(arms)
     groups = [
         Group(label, [Measured(_only(run, kept), scale) for run in runs])
-        for label, runs in arms.items()
+        for label, runs in (arms | less).items()
     ]
-    weighed = [Weighed(group.label, group, _pairs(group)) for group in groups]
+    weighed = [Weighed(g.label, g, _pairs(g), part=g.label in less) for g in groups]
     for arm in weighed:
         arm.base = next(
             (b for b in weighed if not b.group.shares and b.group.agents == arm.group.agents), None
@@ -270,6 +263,33 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
 def _only(run: Run, kept: list[int]) -> Run:
     """The run without the tasks that don't count."""
     return replace(run, tasks=[run.tasks[i] for i in kept], score=run.score[:, :, kept])
+
+
+def _fewer_alone(arms: dict[str, list[Run]]) -> dict[str, list[Run]]:
+    """Arms of fewer agents that don't share: agents of `none` are the same at any number."""
+    whole, found = arms.get(NONE, []), {}
+    for number in sorted({len(run.agents) for runs in arms.values() for run in runs}):
+        if whole and number < len(whole[0].agents) and f"{NONE}-{number}" not in arms:
+            found[f"{NONE}-{number}"] = [_first(run, number) for run in whole]
+    return found
+
+
+def _first(run: Run, number: int) -> Run:
+    """The run with its first agents alone."""
+    agents = run.agents[:number]
+    tables = {
+        name: {key: column[np.isin(table["agent"], agents)] for key, column in table.items()}
+        if "agent" in table
+        else table
+        for name, table in run.tables.items()
+    }
+    return replace(
+        run,
+        tables=tables,
+        order=run.order[:number],
+        adjacency=run.adjacency[:number, :number],
+        score=run.score[:number],
+    )
 
 
 def _pairs(group: Group) -> list[Pair]:
@@ -318,41 +338,6 @@ def _bytes_moved(run: Run) -> float:
     return float(moved + run["relays"]["bytes"].sum())
 
 
-def _clearly_worse(arm: Weighed, base: Weighed) -> tuple[int, int]:
-    """Pairs with a lesson that end their task clearly below the same pair without sharing.
-
-    Clearly: by more than two standard errors of both evaluations, whose spread is that of all
-    evaluations of the task in both arms.
-    """
-    spread = _spreads([*arm.runs, *base.runs])
-    if np.isnan(list(spread.values())).any():
-        return 0, 0  # evaluations of one episode have no error
-    alone = {(p.seed, p.agent, p.task): p for p in base.pairs}
-    worse = total = 0
-    for pair in arm.pairs:
-        other = alone.get((pair.seed, pair.agent, pair.task))
-        if pair.lesson and other is not None:
-            total += 1
-            worse += pair.learnt < other.learnt - CLEARLY * spread[pair.task]
-    return worse, total
-
-
-def _spreads(runs: Sequence[Measured]) -> dict[str, float]:
-    """By task: the standard error of a difference of two evaluations, normalised."""
-    found = {}
-    for i, task in enumerate(runs[0].run.tasks):
-        exams = [
-            episodes_after(measured.run, a, i)
-            for measured in runs
-            for a in range(len(measured.run.agents))
-        ]
-        squares = [float(scores.var(ddof=1)) for scores in exams if len(scores) > 1]
-        episodes = m.mean([len(scores) for scores in exams])
-        unit = float(runs[0].scale.one[i] - runs[0].scale.zero[i])
-        found[task] = float(np.sqrt(2 * m.mean(squares) / max(episodes, 1))) / unit
-    return found
-
-
 def goals(study: Study) -> list[tuple[str, str, bool | None]]:
     """The goals of a study: what was wanted, what was found, whether it was reached."""
     arm = study.arm(DEFAULT)
@@ -360,7 +345,7 @@ def goals(study: Study) -> list[tuple[str, str, bool | None]]:
         return []
     ta, low, high = arm.advantage(0.9)
     ours, theirs, chance = arm.average[0], arm.base.average[0], arm.improvement
-    lost, (worse, pairs) = arm.forgetting[0], arm.worse
+    lost, (worse, pairs) = arm.forgetting[0], arm.worse.pairs
     return [
         (
             "TA_mean(90 %) at least 2.5",

@@ -72,19 +72,18 @@ SCALE_HEAD = ["game", "random play", "expert", "counts"]
 def arm_rows(study: Study) -> Iterable[Row]:
     """What every arm cost and reached."""
     for arm in study.arms:
-        worse, pairs = arm.worse
         yield [
             arm.label,
             str(len(arm.runs)),
             str(arm.group.agents),
             f"{arm.steps:,.0f}",
-            duration(arm.seconds),
+            "–" if arm.part else duration(arm.seconds),
             _range(arm.average),
             _range(arm.iqm),
             _range(arm.improvement),
             *(_range(arm.advantage(part)) for part in PARTS),
             _number(arm.forgetting[0], 3),
-            f"{worse} of {pairs}" if pairs else "–",
+            _share(arm.worse.pairs),
             str(arm.dropped),
         ]
 
@@ -155,12 +154,46 @@ SHELL_HEAD = [
 ]
 
 
-def task_rows(study: Study) -> Iterable[Row]:
-    """Mean score right after each task, by arm, and own steps."""
-    tasks = study.comparison.tasks
+def harm_rows(study: Study) -> Iterable[Row]:
+    """Negative transfer of the arms that share."""
     for arm in study.arms:
-        scores = [m.mean([p.learnt for p in arm.pairs if p.task == task]) for task in tasks]
-        yield [arm.label, *(_number(score, 2) for score in scores)]
+        if arm.base is not None and arm.group.shares:
+            chance = arm.worse.chance
+            found = ["–" if np.isnan(chance) else f"{chance:.0%}"]
+            yield [arm.label, _share(arm.worse.pairs), _share(arm.worse.runs), *found]
+
+
+HARM_HEAD = [
+    "arm",
+    "agent and task, over all seeds",
+    "agent, task and seed, by their evaluations",
+    "the same between two seeds without sharing",
+]
+HARM = (
+    "Pairs that learnt from a lesson and ended the task clearly below the same agent without "
+    "sharing: by more than two standard errors. Over all seeds the error is that of runs, which "
+    "differ in their training; of a single run it is that of its evaluation alone, and then many "
+    "pairs differ by chance: the last column tells how many do so without any sharing."
+)
+
+
+def task_rows(study: Study) -> Iterable[Row]:
+    """Mean score right after each task, by arm, with its standard error over agents and seeds."""
+    for arm in study.arms:
+        by_task = [
+            np.array([p.learnt for p in arm.pairs if p.task == task])
+            for task in study.comparison.tasks
+        ]
+        errors = [x.std() / np.sqrt(max(len(x) - 1, 1)) if len(x) else np.nan for x in by_task]
+        means = [m.mean(x) for x in by_task]
+        yield [
+            arm.label,
+            *(f"{_number(a, 2)} ± {_number(b, 2)}" for a, b in zip(means, errors, strict=True)),
+        ]
+
+
+def _share(count: tuple[int, int]) -> str:
+    return f"{count[0]} of {count[1]}" if count[1] else "–"
 
 
 def _number(value: float, digits: int) -> str:
@@ -207,10 +240,14 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(ARM_HEAD, arm_rows(study)),
         f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
         "",
-        "Environment steps: of all agents together. Clearly worse pairs: learnt from a lesson, and "
-        "right after the task more than two standard errors below the same agent, task and seed "
-        "without sharing.",
+        "Environment steps: of all agents together. `none` with fewer agents is the first ones of "
+        "`none`: agents that don't share are the same at any number.",
         "",
+        "## Negative transfer",
+        "",
+        HARM,
+        "",
+        *_table(HARM_HEAD, harm_rows(study)),
         "## Steps and time to a part of the expert's score",
         "",
         "Medians over pairs of agent and task, of own steps and of wall time on the task; "
@@ -223,6 +260,8 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         "",
         *_table(SHELL_HEAD, shell_rows(study)),
         "## Game by game, right after the task",
+        "",
+        "Mean and standard error over agents and seeds.",
         "",
         *_table(["arm", *tasks], task_rows(study)),
     ]
@@ -265,6 +304,8 @@ def _page(study: Study, left: Sequence[str]) -> str:
         f'<div class="cards">{cards}</div>' if cards else "",
         parts.table("The scale", SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         parts.table("The arms", ARM_HEAD, arm_rows(study), "arms"),
+        parts.table("Negative transfer", HARM_HEAD, harm_rows(study)),
+        f'<p class="quiet">{escape(HARM)}</p>',
         parts.table(
             "Medians over pairs of agent and task; `not`: less than half got there",
             SPEED_HEAD,
@@ -330,8 +371,20 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
         "icr": ([arm.icr for arm in arms], "sum over tasks of the best agent's score at the end"),
         "ila": ([arm.learning_advantage[0] for arm in arms], "ICR over a single agent's"),
         "tla": ([arm.learning_advantage[1] for arm in arms], "TPOT over a single agent's"),
-        "worse": ([arm.worse[0] for arm in arms], "pairs clearly worse than without sharing"),
-        "lesson_pairs": ([arm.worse[1] for arm in arms], "pairs learnt from a lesson"),
+        "worse": (
+            [arm.worse.pairs[0] for arm in arms],
+            "pairs of agent and task clearly worse than without sharing, over all seeds",
+        ),
+        "lesson_pairs": ([arm.worse.pairs[1] for arm in arms], "of so many that had a lesson"),
+        "worse_runs": (
+            [arm.worse.runs[0] for arm in arms],
+            "pairs of single runs clearly worse, by the error of their evaluations",
+        ),
+        "lesson_runs": ([arm.worse.runs[1] for arm in arms], "of so many that had a lesson"),
+        "worse_by_chance": (
+            [arm.worse.chance for arm in arms],
+            "part of pairs that differ so between two seeds without sharing",
+        ),
         "dropped": ([arm.dropped for arm in arms], "lessons that the admission refused"),
         "megabytes": ([arm.megabytes for arm in arms], "lessons of a run"),
         "hns": ([arm.hns for arm in arms], "human-normalised score gained with lessons, of a run"),
