@@ -362,6 +362,20 @@ def test_runs_with_another_number_of_agents_are_not_taken_for_those_of_a_study(
         check_same_job(run, Point("none_seed-1", job, 5))
 
 
+@pytest.mark.parametrize(("policy", "refused"), [("none", False), ("exact", True)])
+def test_a_run_without_sharing_counts_however_lessons_are_used(
+    tmp_path: Path, policy: str, refused: bool
+) -> None:
+    job = from_toml((write_run(tmp_path / "run", share=policy == "exact") / "job.toml").read_text())
+    other = replace(job, reuse=replace(job.reuse, updates=9.0))
+    point = Point("run", other, 2, {"arm": policy, "seed": "1"})
+    if refused:
+        with pytest.raises(UsageError, match=r"reuse\.updates"):
+            check_same_job(tmp_path / "run", point)
+    else:
+        assert check_same_job(tmp_path / "run", point) == "finished"
+
+
 def test_a_later_study_of_the_same_folder_keeps_the_arms_of_the_earlier_one(
     tmp_path: Path,
 ) -> None:

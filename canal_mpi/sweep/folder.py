@@ -92,6 +92,8 @@ def check_same_job(run: Path, point: Point) -> str:
     except (OSError, CanalError, UnicodeDecodeError):
         return status  # nothing that could be gone on with
     odd = config.differences(there, point.job)
+    if there.share.policy == point.job.share.policy == "none":  # how lessons are used says nothing
+        odd = {key: both for key, both in odd.items() if not key.startswith("reuse.")}
     if agents and agents != point.ranks - point.servers:
         odd = {"agents": (agents, point.ranks - point.servers)}
     if odd and status not in ("missing", "damaged"):
