@@ -118,7 +118,7 @@ class Agent:
             sent = perf_counter()
             if self.ready:
                 for _ in range(self.updates_due(before, done, how.updates)):
-                    self.update()
+                    self.update(self.rate(done / how.steps))
             learnt = perf_counter()
             step = env.receive()
             self.replay.own.add(actions, step)
@@ -148,7 +148,7 @@ class Agent:
             self.record.break_off()
             return obs
 
-    def update(self) -> None:
+    def update(self, rate: float = 1.0) -> None:
         """One update of the current task and, on top of it, some of old ones."""
         start = perf_counter()
         if self.replay.others and self.draws.random() < self.job.reuse.share:
@@ -157,10 +157,16 @@ class Agent:
             batch = self.replay.sample(self.draws)._replace(
                 task=self.task, imitate=self.now.imitate
             )
-        self.record.update(self.learner.learn(batch))
+        self.record.update(self.learner.learn(batch._replace(rate=rate)))
         while self.memory.others(self.task) and self.draws.random() >= self.job.memory.current_bias:
-            self.learner.learn(self.memory.sample(self.task, self.draws))
+            old = self.memory.sample(self.task, self.draws)
+            self.learner.learn(old._replace(rate=rate))
         self.record.learn_seconds += perf_counter() - start
+
+    def rate(self, played: float) -> float:
+        """Part of the learning rate when that part of the own steps is played: it ends at 0."""
+        settles = self.job.learn.settles
+        return min((1 - played) / settles, 1.0) if settles else 1.0
 
     def choose_actions(self, obs: Array, step: int) -> Array:
         """Greedy, or at random with the probability that the schedule gives."""

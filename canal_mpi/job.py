@@ -77,6 +77,9 @@ class LearnConfig:
     network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
     lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
+    settles: float = setting(
+        0.5, "last part of a task's steps in which the learning rate falls to 0; 0: none", 0, 1
+    )
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
     batch: int = setting(128, "rows in a batch", 1, 1_000_000)
     updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
@@ -129,12 +132,12 @@ class ReuseConfig:
         "distill", "replay it, mix it with own play, or also imitate its donor", names=REUSE_MODES
     )
     frames: float = setting(
-        0.2, "most own steps on a task with a lesson, as part of train.frames", 0, 1
+        0.1, "most own steps on a task with a lesson, as part of train.frames", 0, 1
     )
     study: float = setting(
         0.15, "updates on the lesson before the first own step, as part of train.frames", 0, 100
     )
-    updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
+    updates: float = setting(8.0, "times the usual updates for each own step", 0, 1000)
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
     temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
     imitate: float = setting(1.0, "weight of the imitation", 0)
@@ -287,6 +290,7 @@ PRESETS: Mapping[str, Layer] = {
     "": {},
     "canal": {
         "learn.lr": 1e-5,
+        "learn.settles": 0.0,
         "learn.gamma": 0.99,
         "learn.batch": 128,
         "learn.updates_per_step": 1.0,

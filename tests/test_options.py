@@ -136,6 +136,30 @@ def test_the_identity_decides_what_tasks_share(identity: str, pieces: set[str]) 
     assert kept == (identity != "single")
 
 
+@pytest.mark.parametrize(
+    ("settles", "rates"), [(0.0, [1, 1, 1, 1]), (0.5, [1, 1, 0.5, 0]), (1.0, [0.75, 0.5, 0.25, 0])]
+)
+def test_the_learning_rate_settles_in_the_last_part_of_a_task(
+    settles: float, rates: list[float]
+) -> None:
+    """Of 40 steps: the rates of the updates at the end of each quarter."""
+    job = small_job(learn__settles=settles, learn__starts=1)
+    run = _Run(job)
+    assert run.task()["env_steps"] == 40
+    found = [batch.rate for batch in run.batches]
+    assert [found[k] for k in (-31, -21, -11, -1)] == pytest.approx(rates)
+
+
+def test_a_part_of_the_learning_rate_moves_weights_by_that_part() -> None:
+    moved = []
+    for rate in (1.0, 0.25, 0.0):
+        dqn = small_dqn(small_job())
+        before = dqn.pieces["trunk"].weights.copy()
+        dqn.learn(random_batch(0)._replace(rate=rate))
+        moved.append(np.abs(dqn.pieces["trunk"].weights - before).max())
+    assert moved[1] == pytest.approx(moved[0] / 4, rel=1e-3) and moved[2] == 0 < moved[0]
+
+
 def test_grad_clip_bounds_the_whole_gradient() -> None:
     norms = {}
     for clip in (0.0, 0.5):

@@ -99,7 +99,7 @@ class DQN:
             loss += self.memory.alpha * extra
             gradient += np.float32(self.memory.alpha) * slope
         self._network(batch.task)[0].backward(self._slope)
-        self._step(batch.task)
+        self._step(batch.task, batch.rate)
         return loss
 
     def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
@@ -116,7 +116,7 @@ class DQN:
         huber = config.loss == "huber"
         return values, *temporal_difference(values, batch.actions, goals, huber, self._slope)
 
-    def _step(self, task: str) -> None:
+    def _step(self, task: str, rate: float) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
         pieces = self._moved[task]
         if self.combine and task == self.task:
@@ -126,7 +126,7 @@ class DQN:
         if self.config.grad_clip:
             _clip(list(pieces.values()), self.config.grad_clip)
         for piece in pieces.values():
-            piece.step(self.config.lr)
+            piece.step(self.config.lr * rate)
         self.updates += 1
         if self.config.target_every and self.updates % self.config.target_every == 0:
             for piece in self.pieces.values():

@@ -129,7 +129,7 @@ class Linear:
         gradient = obs.T @ slope
         if self.combine and batch.task == self.task:
             gradient = self.combine(gradient.reshape(-1)).reshape(gradient.shape)
-        self._step(matrix, gradient)
+        self._step(matrix, gradient, batch.rate)
         return loss
 
     def _goals(self, batch: Batch) -> Array:
@@ -145,7 +145,7 @@ class Linear:
         huber = self.config.loss == "huber"
         return temporal_difference(values, batch.actions, self._goals(batch), huber)[:2]
 
-    def _step(self, matrix: Matrix, gradient: Array) -> None:
+    def _step(self, matrix: Matrix, gradient: Array, rate: float) -> None:
         if self.memory.ewc:
             gradient = gradient + np.float32(self.memory.ewc) * matrix.fisher * (
                 matrix.weights - matrix.anchor
@@ -153,7 +153,7 @@ class Linear:
         norm = float(np.linalg.norm(gradient))
         if 0 < self.config.grad_clip < norm:
             gradient = gradient * np.float32(self.config.grad_clip / norm)
-        matrix.step(gradient, self.config.lr)
+        matrix.step(gradient, self.config.lr * rate)
         self.updates += 1
         if self.config.target_every and self.updates % self.config.target_every == 0:
             for held in self.matrices.values():
