@@ -140,6 +140,7 @@ def small_job(**settings: Any) -> Job:
         "learn.target_every": 10,
         "explore.decay": 20.0,
         "memory.rows": 200,
+        "reuse.frames": 0.2,
         "reuse.updates": 1.0,
         "share.probe": 30,
         "simnet.updates": 5,

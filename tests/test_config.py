@@ -178,6 +178,7 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "network": "mlp",
         "widths": (128, 128),
         "lr": 1e-5,
+        "settles": 0.0,
         "gamma": 0.99,
         "batch": 128,
         "updates_per_step": 1.0,
