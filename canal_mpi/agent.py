@@ -96,7 +96,7 @@ class Agent:
         how = attempt.how
         self.record.phase("training")
         while attempt.studied < how.study:
-            self.update()
+            self.update(1.0 if how.steps else self.rate(attempt.studied / how.study))
             attempt.studied += 1
             self.note_turn()
         if attempt.playing or (how.steps and not (how.looks and self.reached(how.goal))):
@@ -163,10 +163,10 @@ class Agent:
             self.learner.learn(old._replace(rate=rate))
         self.record.learn_seconds += perf_counter() - start
 
-    def rate(self, played: float) -> float:
-        """Part of the learning rate when that part of the own steps is played: it ends at 0."""
+    def rate(self, over: float) -> float:
+        """Part of the learning rate when that part of the training is over: it ends at 0."""
         settles = self.job.learn.settles
-        return min((1 - played) / settles, 1.0) if settles else 1.0
+        return min(max(1 - over, 0.0) / settles, 1.0) if settles else 1.0
 
     def choose_actions(self, obs: Array, step: int) -> Array:
         """Greedy, or at random with the probability that the schedule gives."""
@@ -327,8 +327,8 @@ class Agent:
         score = self.look(goal if self.now.how.stops else inf)
         self.record.phase("training")
         if goal > 0 and score > 0:
-            fades = self.job.reuse.imitate * max(1 - score / goal, 0)
-            self.now.imitate = fades * bool(self.now.imitate)
+            fades = max(1 - score / goal, self.job.reuse.holds)
+            self.now.imitate = self.now.how.imitate * fades
         return self.now.how.stops and score >= goal
 
     def look(self, goal: float) -> float:

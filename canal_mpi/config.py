@@ -17,7 +17,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from canal_mpi import hosts, pick
 from canal_mpi.errors import UsageError
-from canal_mpi.job import EXPANSIONS, PRESETS, Job, Layer
+from canal_mpi.job import BEFORE, EXPANSIONS, PRESETS, Job, Layer
 from canal_mpi.topology.graphs import check_name
 
 
@@ -293,8 +293,8 @@ def _toml_value(value: Any) -> str:
 
 
 def from_toml(text: str) -> Job:
-    """The job that `to_toml` wrote."""
-    return build(_on_top({}, read_toml(text.encode(), "job")))
+    """The job that `to_toml` wrote, maybe before some settings existed."""
+    return build(BEFORE | _on_top({}, read_toml(text.encode(), "job")))
 
 
 def with_tasks(job: Job, tasks: Sequence[str]) -> Job:

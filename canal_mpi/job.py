@@ -141,6 +141,9 @@ class ReuseConfig:
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
     temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
     imitate: float = setting(1.0, "weight of the imitation", 0)
+    holds: float = setting(
+        0.5, "part of that weight that stays when the student is as good as the donor", 0, 1
+    )
     stop_early: bool = setting(False, "stop when the student reaches the donor's score")
     check_every: int = setting(1000, "own steps between two looks at the student's score", 1)
     admission: bool = setting(True, "drop a lesson after which the agent is worse, and play")
@@ -319,3 +322,6 @@ PRESETS: Mapping[str, Layer] = {
         "evaluation.episodes": 20,
     },
 }
+
+# What a job that was written before these settings existed meant.
+BEFORE: Layer = {"learn.settles": 0.0, "share.donors": 1, "reuse.updates": 1.0, "reuse.holds": 0.0}

@@ -581,3 +581,12 @@ def test_a_job_is_built_from_dotted_keys() -> None:
     job = build({"seed": 3, "learn.lr": 0.1, "train.frames": 5})
     assert (job.seed, job.learn.lr, job.train.frames) == (3, 0.1, 5)
     assert job.explore == Job().explore
+
+
+def test_a_job_from_before_a_setting_existed_means_what_it_meant() -> None:
+    lines = to_toml(made({})).splitlines()
+    old = [line for line in lines if not line.startswith(("settles", "donors", "holds"))]
+    assert len(old) == len(lines) - 3
+    job = from_toml("\n".join(old))
+    assert (job.learn.settles, job.share.donors, job.reuse.holds) == (0.0, 1, 0.0)
+    assert from_toml("\n".join(lines)) == made({})

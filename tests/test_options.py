@@ -150,6 +150,20 @@ def test_the_learning_rate_settles_in_the_last_part_of_a_task(
     assert [found[k] for k in (-31, -21, -11, -1)] == pytest.approx(rates)
 
 
+def test_replay_settles_too_and_the_study_before_own_steps_does_not() -> None:
+    for mode, rates in (("replay", {1.0, 0.05}), ("distill", {1.0})):
+        job = small_job(reuse__mode=mode, learn__settles=0.5, **FREE)
+        run = _Run(job, _lesson(job))
+        study = [batch.rate for batch in run.batches][: 40 if mode == "replay" else 6]
+        assert {study[0], round(study[-1], 9)} == rates
+
+
+def test_no_rate_is_negative_where_environments_do_not_divide_the_steps() -> None:
+    job = small_job(train__envs=7, learn__starts=1)
+    rates = [batch.rate for batch in _Run(job).batches]
+    assert rates[0] == 1.0 and min(rates) == 0.0
+
+
 def test_a_part_of_the_learning_rate_moves_weights_by_that_part() -> None:
     moved = []
     for rate in (1.0, 0.25, 0.0):
@@ -428,16 +442,24 @@ def test_imitate_weighs_the_imitation(weight: float) -> None:
     assert {batch.imitate for batch in run.batches} == {weight}
 
 
-def test_imitation_fades_as_the_student_catches_up() -> None:
-    job = small_job(reuse__imitate=2.0, reuse__frames=0.5, reuse__check_every=10)
+@pytest.mark.parametrize(
+    ("looks", "holds", "weights"),
+    [((1.0, 3.0), 0.0, (1.5, 0.5)), ((5.0, 2.0), 0.0, (0.0, 1.0)), ((1.0, 5.0), 0.4, (1.5, 0.8))],
+)
+def test_imitation_fades_as_the_student_catches_up_and_comes_back_when_it_falls(
+    looks: tuple[float, float], holds: float, weights: tuple[float, float]
+) -> None:
+    job = small_job(
+        reuse__imitate=2.0, reuse__holds=holds, reuse__frames=0.5, reuse__check_every=10
+    )
 
     def score(agent: Agent) -> None:
-        scores = iter([0.0, 1.0, 3.0, 3.0])  # before, at 0 and at 10 own steps, in the end
+        scores = iter([0.0, *looks, 3.0])  # before, at 0 and at 10 own steps, in the end
         agent.evaluate = lambda goal=0.0: next(scores)  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job, score=4.0), prepare=score)
-    weights = [batch.imitate for batch in run.batches]
-    assert weights == [2.0] * 6 + [1.5] * 10 + [0.5] * 10
+    found = [batch.imitate for batch in run.batches]
+    assert found == [2.0] * 6 + [weights[0]] * 10 + [weights[1]] * 10
 
 
 @pytest.mark.parametrize(("early", "steps"), [(True, 0), (False, 8)])

@@ -150,13 +150,13 @@ def expert(agent: int, after: int, task: str) -> float:
     return 1.0 if task == "Robotank" else 100.0
 
 
-def a_study(folder: Path, sharing: float = 90.0, steps: int = 200) -> Study:
+def a_study(folder: Path, sharing: float = 90.0, steps: int = 200, seeds: int = 1) -> Study:
     """Two arms of two agents: without sharing every task ends at 80."""
     chance = write_run(folder / "random", agents=1, score=lambda *key: 0.0, share=False)
     best = write_run(folder / "expert", agents=1, score=expert, share=False)
     none = write_run(folder / "none", score=learnt(80), share=False)
     shared = write_run(folder / "distill", score=learnt(sharing), lesson_steps=steps)
-    arms = {"none": [load(none)], "distill": [load(shared)]}
+    arms = {"none": [load(none)] * seeds, "distill": [load(shared)] * seeds}
     found = weigh(arms, [load(best)], [load(chance)])
     assert found is not None
     return found
@@ -271,15 +271,18 @@ def test_fewer_agents_without_sharing_are_the_first_ones_of_none(tmp_path: Path)
     assert [arm.label for arm in study.arms] == ["none", "distill-2", "none-2"]
     base = study.arms[1].base
     assert base is study.arms[2] and base.group.agents == 2 and isnan(base.seconds)
+    assert all(isnan(seconds) for pair in base.pairs for seconds in pair.seconds_to)
     assert {pair.agent for pair in base.pairs} == {0, 1}
     assert base.steps == study.arms[0].steps * 2 / 3
 
 
 def test_goals_say_whether_they_were_reached(tmp_path: Path) -> None:
-    good = {want: met for want, _, met in goals(a_study(tmp_path / "a", 90.0, 0))}
+    good = {want: met for want, _, met in goals(a_study(tmp_path / "a", 90.0, 0, seeds=2))}
     assert list(good.values()) == [False, True, True, True]  # two of three rounds are played
-    bad = [met for _, _, met in goals(a_study(tmp_path / "b", 60.0))]
+    bad = [met for _, _, met in goals(a_study(tmp_path / "b", 60.0, seeds=2))]
     assert bad == [False, False, True, False]  # 60 never reaches 90 % of 80
+    one = [met for _, _, met in goals(a_study(tmp_path / "c", 60.0))]
+    assert one == [False, False, True, None]  # with one seed nobody knows how runs differ
 
 
 def test_agents_that_never_get_there_have_no_advantage(tmp_path: Path) -> None:

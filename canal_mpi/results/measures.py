@@ -227,12 +227,21 @@ def overall_mean(scores: Array) -> Any:
 
 
 def interval(
-    measure: Callable[..., Any], *groups: Array, seed: int = 0, resamples: int = RESAMPLES
+    measure: Callable[..., Any],
+    *groups: Array,
+    crowd: int = 0,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
-    """95 % interval by a stratified bootstrap: for every task the runs are drawn anew."""
+    """95 % interval by a stratified bootstrap: for every task the runs are drawn anew.
+
+    With a `crowd` each group has so many agents of a run after those of another: runs are drawn
+    first, then agents of each, since agents that share are not independent.
+    """
     rng = np.random.Generator(np.random.PCG64(seed))
     parts = [
-        measure(*(_drawn(group, rng, CHUNK) for group in groups)) for _ in range(resamples // CHUNK)
+        measure(*(_drawn(group, rng, CHUNK, crowd) for group in groups))
+        for _ in range(resamples // CHUNK)
     ]
     found = np.concatenate(parts)
     found = found[~np.isnan(found)]
@@ -242,8 +251,22 @@ def interval(
     return float(low), float(high)
 
 
-def _drawn(scores: Array, rng: np.random.Generator, samples: int) -> Array:
+def _drawn(scores: Array, rng: np.random.Generator, samples: int, crowd: int) -> Array:
     """[sample, run, task]: for every task as many runs as there are, drawn with replacement."""
-    runs, tasks = scores.shape
-    found: Array = scores[rng.integers(runs, size=(samples, runs, tasks)), np.arange(tasks)]
+    rows, tasks = scores.shape
+    if crowd:
+        places = rows_of_runs(rows, crowd, rng, (samples, tasks)).swapaxes(1, 2)
+    else:
+        places = rng.integers(rows, size=(samples, rows, tasks))
+    found: Array = scores[places, np.arange(tasks)]
+    return found
+
+
+def rows_of_runs(
+    rows: int, crowd: int, rng: np.random.Generator, shape: tuple[int, ...] = ()
+) -> Array:
+    """[*shape, row]: runs drawn with replacement, and of each of them as many of its agents."""
+    runs = rng.integers(rows // crowd, size=(*shape[:1], *(1,) * len(shape[1:]), rows // crowd))
+    agents = rng.integers(crowd, size=(*shape, rows // crowd, crowd))
+    found: Array = (runs[..., None] * crowd + agents).reshape(*shape, rows)
     return found

@@ -25,11 +25,11 @@ ARMS: dict[str, Arm] = {
     "none": Arm("agents don't share", {"share.policy": "none"}),
     "replay": Arm(
         "CANAL's way: the lesson's rows alone, no own steps",
-        {"share.policy": "exact", "reuse.mode": "replay"},
+        {"share.policy": "exact", "reuse.mode": "replay", "reuse.network": False},
     ),
     "mix": Arm(
         "batches half of the lesson, half of own play",
-        {"share.policy": "exact", "reuse.mode": "mix"},
+        {"share.policy": "exact", "reuse.mode": "mix", "reuse.network": False},
     ),
     "distill": Arm(
         "the default: batches half of the lesson, and the donor's network is imitated",

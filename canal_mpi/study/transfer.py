@@ -47,18 +47,26 @@ def harm(arm: "Weighed", base: "Weighed") -> Harm:
 
 
 def over_seeds(both: "Sequence[tuple[Pair, Pair]]", alone: "Sequence[Pair]") -> Count:
-    """Agents and tasks whose mean over seeds is lower by more than runs of the task scatter."""
+    """Agents and tasks whose mean over seeds is lower by more than seeds of an agent scatter."""
     differences: dict[tuple[int, str], list[float]] = {}
     for one, other in both:
         differences.setdefault((one.agent, one.task), []).append(one.learnt - other.learnt)
     worse = total = 0
     for (_, task), found in differences.items():
-        ours = [one.learnt for one, _ in both if one.task == task]
-        spread = _spread(ours, [pair.learnt for pair in alone if pair.task == task])
+        ours = _by_agent([one for one, _ in both if one.task == task])
+        spread = _spread(*ours, *_by_agent([pair for pair in alone if pair.task == task]))
         if not isnan(spread):
             total += 1
             worse += m.mean(found) < -CLEARLY * spread * sqrt(2 / len(found))
     return worse, total
+
+
+def _by_agent(pairs: "Sequence[Pair]") -> list[list[float]]:
+    """The scores of each agent with every seed: agents may differ, for one by their orders."""
+    found: dict[int, list[float]] = {}
+    for pair in pairs:
+        found.setdefault(pair.agent, []).append(pair.learnt)
+    return list(found.values())
 
 
 def _spread(*groups: Sequence[float]) -> float:

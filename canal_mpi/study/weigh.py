@@ -1,9 +1,10 @@
 """What a study measures: arms on the scale from random play to single-task experts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf, nan
+from typing import Any
 
 import numpy as np
 
@@ -93,8 +94,8 @@ class Weighed:
 
     @cached_property
     def dropped(self) -> int:
-        """Lessons that the admission refused."""
-        return sum(int((run.run["exchange"]["kind"] == "drop").sum()) for run in self.runs)
+        """Tasks whose lessons the admission refused."""
+        return sum(_dropped(run.run) for run in self.runs)
 
     @cached_property
     def megabytes(self) -> float:
@@ -110,18 +111,18 @@ class Weighed:
     def forgetting(self) -> tuple[float, float, float]:
         """Score just after the task minus score at the end, with its interval."""
         lost = np.concatenate([m.forgetting(run.P, run.when) for run in self.runs])
-        return (m.mean(lost), *m.interval(m.overall_mean, lost))
+        return (m.mean(lost), *self._interval(m.overall_mean, lost))
 
     @cached_property
     def average(self) -> tuple[float, float, float]:
         """Mean score over agents and tasks at the end, with its interval."""
-        return (m.mean(self.group.final), *m.interval(m.overall_mean, self.group.final))
+        return (m.mean(self.group.final), *self._interval(m.overall_mean, self.group.final))
 
     @cached_property
     def iqm(self) -> tuple[float, float, float]:
         """Interquartile mean at the end, with its interval."""
         final = self.group.final
-        return (m.interquartile_mean(final), *m.interval(m.interquartile_mean, final))
+        return (m.interquartile_mean(final), *self._interval(m.interquartile_mean, final))
 
     @cached_property
     def improvement(self) -> tuple[float, float, float]:
@@ -129,7 +130,11 @@ class Weighed:
         if self.base is None:
             return nan, nan, nan
         ours, theirs = self.group.final, self.base.group.final
-        return (m.improvement(ours, theirs), *m.interval(m.improvement, ours, theirs))
+        return (m.improvement(ours, theirs), *self._interval(m.improvement, ours, theirs))
+
+    def _interval(self, measure: Callable[..., Any], *scores: Array) -> tuple[float, float]:
+        """Seeds are drawn anew, then agents of each."""
+        return m.interval(measure, *scores, crowd=self.group.agents)
 
     def advantage(self, part: float) -> tuple[float, float, float]:
         """TA_mean(p) over the arm without sharing, 0 where agents that share never get there."""
@@ -138,12 +143,15 @@ class Weighed:
         return self._advantages[part]
 
     def _advantage_at(self, part: float) -> tuple[float, float, float]:
-        """The same with its interval, for which agents are drawn anew."""
+        """The same with its interval, for which seeds are drawn anew, then agents of each."""
         if self.base is None:
             return nan, nan, nan
-        ours, theirs = _by_agent(self.group), _by_agent(self.base.group)
+        ours, theirs, crowd = _by_agent(self.group), _by_agent(self.base.group), self.group.agents
         rng = np.random.Generator(np.random.PCG64(0))
-        drawn = [_advantage(part, _draw(ours, rng), _draw(theirs, rng)) for _ in range(RESAMPLES)]
+        drawn = [
+            _advantage(part, _draw(ours, crowd, rng), _draw(theirs, crowd, rng))
+            for _ in range(RESAMPLES)
+        ]
         known = [value for value in drawn if not np.isnan(value)]
         low, high = np.percentile(known, [2.5, 97.5]) if known else (nan, nan)
         return _advantage(part, ours, theirs), float(low), float(high)
@@ -183,8 +191,8 @@ def _by_agent(group: Group) -> tuple[Array, Array]:
     return steps, np.concatenate([run.P[:, :rounds].mean(axis=2) for run in group.runs])
 
 
-def _draw(rows: tuple[Array, Array], rng: np.random.Generator) -> tuple[Array, Array]:
-    drawn = rng.integers(len(rows[0]), size=len(rows[0]))
+def _draw(rows: tuple[Array, Array], crowd: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    drawn = m.rows_of_runs(len(rows[0]), crowd, rng)
     return rows[0][drawn], rows[1][drawn]
 
 
@@ -246,6 +254,8 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
         for label, runs in (arms | less).items()
     ]
     weighed = [Weighed(g.label, g, _pairs(g), part=g.label in less) for g in groups]
+    for arm in (arm for arm in weighed if arm.part):  # their times are those of a larger crowd
+        arm.pairs = [replace(pair, seconds_to=(nan,) * len(PARTS)) for pair in arm.pairs]
     for arm in weighed:
         arm.base = next(
             (b for b in weighed if not b.group.shares and b.group.agents == arm.group.agents), None
@@ -312,7 +322,7 @@ def _pair(label: str, measured: Measured, agent: int, task: int) -> Pair:
     scores = measured.scale(curve["score"][there], task)
     steps, seconds = (curve[name_][there].astype(float) for name_ in ("env_steps", "seconds"))
     ledger = run["exchange"]
-    used = (ledger["kind"] == "lesson") | (ledger["kind"] == "drop")
+    used = ledger["kind"] == "lesson"
     used &= (ledger["to"] == run.agents[agent]) & (ledger["round"] == round_)
     before = ledger["score_before"][used][:1]
     low, high = RANDOM_AND_HUMAN.get(name, (nan, nan))
@@ -330,6 +340,12 @@ def _pair(label: str, measured: Measured, agent: int, task: int) -> Pair:
         tuple(m.steps_to(part, steps, scores) for part in PARTS),
         tuple(m.steps_to(part, seconds, scores) for part in PARTS),
     )
+
+
+def _dropped(run: Run) -> int:
+    ledger = run["exchange"]
+    here = ledger["kind"] == "drop"
+    return len(set(zip(ledger["to"][here].tolist(), ledger["round"][here].tolist(), strict=True)))
 
 
 def _bytes_moved(run: Run) -> float:

@@ -113,7 +113,7 @@ def speed_rows(study: Study) -> Iterable[Row]:
             str(len(arm.pairs)),
             *(f"{there}" for there, _, _ in found),
             *(_number(steps, 0) for _, steps, _ in found),
-            *(_number(seconds, 0) for _, _, seconds in found),
+            *("–" if arm.part else _number(seconds, 0) for _, _, seconds in found),
         ]
 
 
@@ -172,8 +172,9 @@ HARM_HEAD = [
 HARM = (
     "Pairs that learnt from a lesson and ended the task clearly below the same agent without "
     "sharing: by more than two standard errors. Over all seeds the error is that of runs, which "
-    "differ in their training; of a single run it is that of its evaluation alone, and then many "
-    "pairs differ by chance: the last column tells how many do so without any sharing."
+    "differ in their training (with one seed it is not known); of a single run it is that of its "
+    "evaluation alone, and then many pairs differ by chance: the last column tells how many do so "
+    "without any sharing."
 )
 
 
@@ -220,7 +221,8 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         "",
         f"{len(study.tasks)} tasks, {frames:,} steps a task, seeds "
         f"{', '.join(map(str, study.seeds))}. Scores: 0 is random play, 1 a single-task expert of "
-        "the same steps; a task that was not learnt yet counts 0. Intervals: 95 %, bootstrap.",
+        "the same steps; a task that was not learnt yet counts 0. Intervals: 95 %, bootstrap over "
+        "seeds, then agents of each; with one seed they tell of agents alone.",
         *([f"Not finished yet: {', '.join(left)}."] if left else []),
         "",
         *_goal_lines(study),
@@ -240,8 +242,8 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(ARM_HEAD, arm_rows(study)),
         f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
         "",
-        "Environment steps: of all agents together. `none` with fewer agents is the first ones of "
-        "`none`: agents that don't share are the same at any number.",
+        "Environment steps: of all agents together. P(better than none): at the end of the run. "
+        f"TA_mean is 0 where agents that share never get there.{_note_on_parts(study)}",
         "",
         "## Negative transfer",
         "",
@@ -266,6 +268,12 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(["arm", *tasks], task_rows(study)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _note_on_parts(study: Study) -> str:
+    names = " and ".join(f"`{arm.label}`" for arm in study.arms if arm.part)
+    words = "are the first agents of `none`: those that don't share are the same at any number"
+    return f" {names} {words}." if names else ""
 
 
 def _goal_lines(study: Study) -> list[str]:
@@ -385,7 +393,7 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
             [arm.worse.chance for arm in arms],
             "part of pairs that differ so between two seeds without sharing",
         ),
-        "dropped": ([arm.dropped for arm in arms], "lessons that the admission refused"),
+        "dropped": ([arm.dropped for arm in arms], "tasks whose lessons the admission refused"),
         "megabytes": ([arm.megabytes for arm in arms], "lessons of a run"),
         "hns": ([arm.hns for arm in arms], "human-normalised score gained with lessons, of a run"),
     }
