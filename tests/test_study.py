@@ -393,6 +393,21 @@ def test_a_later_study_of_the_same_folder_keeps_the_arms_of_the_earlier_one(
     }
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"reuse.frames": 0.7}, r"reuse\.frames \(0\.7 and 0\.1\)"),
+        ({"evaluation.episodes": 7}, r"evaluation\.episodes"),
+    ],
+)
+def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
+    tmp_path: Path, flags: dict[str, object], words: str
+) -> None:
+    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
+    with pytest.raises(UsageError, match=words):
+        _with_others(tmp_path, points(arms=["replay"], flags=LITTLE | flags))
+
+
 def test_a_study_is_not_gone_on_with_as_a_sweep(tmp_path: Path) -> None:
     save(tmp_path, points())
     with pytest.raises(UsageError, match="holds a study"):

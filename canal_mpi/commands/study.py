@@ -94,9 +94,12 @@ def _points(options: dict[str, Any]) -> "list[Point]":
 
 def _with_others(folder: Path, points: "list[Point]") -> "list[Point]":
     """Also the runs that an earlier study of this folder has: they count as well."""
+    from canal_mpi.study.arms import check_alike
     from canal_mpi.sweep.folder import load_points
 
     if not (folder / "sweep.json").is_file():
         return points
     names = {point.name for point in points}
-    return [*points, *(point for point in load_points(folder) if point.name not in names)]
+    points = [*points, *(point for point in load_points(folder) if point.name not in names)]
+    check_alike(points)
+    return points

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from canal_mpi import config, pick
 from canal_mpi.errors import UsageError
@@ -107,6 +108,21 @@ def _check(flags: Layer, job: Job) -> None:
         raise UsageError("evaluation.episodes = 0: a study needs scores; give 3 or more.")
     if job.emulate:
         raise UsageError("a study compares at full speed: leave out emulated hosts.")
+
+
+def check_alike(points: Sequence[Point]) -> None:
+    """Refuse arms that differ in more than what makes an arm: they could not be compared."""
+    arms = [point for point in points if point.settings["arm"] not in (EXPERT, RANDOM)]
+    varied = {"seed", "share.topology"}.union(*(arm.flags for arm in ARMS.values()))
+    for one, other in combinations(arms, 2):
+        odd = config.differences(one.job, other.job)
+        silent = "none" in (one.job.share.policy, other.job.share.policy)
+        for key, (a, b) in odd.items():
+            if key not in varied and not (silent and key.startswith("reuse.")):
+                raise UsageError(
+                    f"{one.name} and {other.name} differ in {key} ({a!r} and {b!r}), so they can't "
+                    "be compared in one study: name another --out."
+                )
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ ARM_HEAD = [
     "time in tasks",
     "average performance",
     "IQM",
-    "P(better than none)",
+    "P(better than none at the end)",
     *(f"TA_mean({part:.0%})" for part in PARTS),
     "forgetting",
     "clearly worse pairs",
@@ -242,7 +242,7 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(ARM_HEAD, arm_rows(study)),
         f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
         "",
-        "Environment steps: of all agents together. P(better than none): at the end of the run. "
+        "Environment steps: of all agents together. "
         f"TA_mean is 0 where agents that share never get there.{_note_on_parts(study)}",
         "",
         "## Negative transfer",
