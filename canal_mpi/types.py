@@ -53,7 +53,7 @@ class Batch(NamedTuple):
     task: str = ""
     stored: Array | None = None  # action values that the agent once gave these states
     imitate: float = 0.0  # weight of imitating the teacher
-    rate: float = 1.0  # part of the learning rate
+    rate: float = 1.0  # part of the learning rate; a learner that ignores it never settles
 
 
 @dataclass(frozen=True)
