@@ -158,9 +158,11 @@ class Agent:
                 task=self.task, imitate=self.now.imitate
             )
         self.record.update(self.learner.learn(batch._replace(rate=rate)))
+        # Next to the steep imitation Adam would hardly hear old tasks: they speak up as much.
+        weight = 1 + self.now.imitate / self.job.reuse.temperature
         while self.memory.others(self.task) and self.draws.random() >= self.job.memory.current_bias:
             old = self.memory.sample(self.task, self.draws)
-            self.learner.learn(old._replace(rate=rate))
+            self.learner.learn(old._replace(rate=rate, weight=weight))
         self.record.learn_seconds += perf_counter() - start
 
     def rate(self, over: float) -> float:

@@ -53,6 +53,7 @@ class Batch(NamedTuple):
     task: str = ""
     stored: Array | None = None  # action values that the agent once gave these states
     imitate: float = 0.0  # weight of imitating the teacher
+    weight: float = 1.0  # of its gradient
     rate: float = 1.0  # part of the learning rate; a learner that ignores it never settles
 
 

@@ -174,6 +174,25 @@ def test_a_part_of_the_learning_rate_moves_weights_by_that_part() -> None:
     assert moved[1] == pytest.approx(moved[0] / 4, rel=1e-3) and moved[2] == 0 < moved[0]
 
 
+def test_old_tasks_weigh_as_much_as_the_imitation_is_steep() -> None:
+    """The gradient of the imitation is 1 / temperature as large as that of other losses."""
+    job = small_job(reuse__imitate=2.0, reuse__temperature=0.5, reuse__frames=0.0, **FREE)
+    run = _Run(job, Donors([parcel(RIGHT, network=expert(job, RIGHT))]), (LEFT, RIGHT))
+    played = [batch for batch in run.batches if batch.task == LEFT and batch.stored is None]
+    old = [batch for batch in run.batches if batch.stored is not None]
+    assert {batch.weight for batch in played} == {1.0}
+    assert {batch.weight for batch in old} == {5.0}
+
+
+def test_the_weight_of_a_batch_is_that_of_its_gradient() -> None:
+    found = []
+    for weight in (1.0, 3.0):
+        dqn = small_dqn(small_job())
+        dqn.learn(random_batch(0)._replace(weight=weight))
+        found.append(dqn.pieces["trunk"].grad.copy())
+    np.testing.assert_allclose(found[1], 3 * found[0], rtol=1e-4, atol=1e-7)
+
+
 def test_grad_clip_bounds_the_whole_gradient() -> None:
     norms = {}
     for clip in (0.0, 0.5):

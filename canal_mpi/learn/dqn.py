@@ -98,6 +98,8 @@ class DQN:
             extra, slope = stored_values(values, batch.stored)
             loss += self.memory.alpha * extra
             gradient += np.float32(self.memory.alpha) * slope
+        if batch.weight != 1:
+            gradient *= np.float32(batch.weight)
         self._network(batch.task)[0].backward(self._slope)
         self._step(batch.task, batch.rate)
         return loss

@@ -126,7 +126,7 @@ class Linear:
             extra, more = stored_values(values, batch.stored)
             loss += self.memory.alpha * extra
             slope = slope + np.float32(self.memory.alpha) * more
-        gradient = obs.T @ slope
+        gradient = obs.T @ (np.float32(batch.weight) * slope)
         if self.combine and batch.task == self.task:
             gradient = self.combine(gradient.reshape(-1)).reshape(gradient.shape)
         self._step(matrix, gradient, batch.rate)
