@@ -247,7 +247,7 @@ class Agent:
         weights = self.learner.state() if self.job.reuse.admission else {}
         self.sharing.sync.leave(self.learner)
         same = self.hold(lessons)
-        return self.attempt_as(self.how_to_reuse(same), lessons, before, weights)
+        return self.attempt_as(self.how_to_reuse(same, before), lessons, before, weights)
 
     def alone(self) -> Attempt:
         """Learn the task by playing it."""
@@ -291,8 +291,11 @@ class Agent:
             self.learner.begin(self.task)
         return kept
 
-    def how_to_reuse(self, lessons: list[Lesson]) -> Training:
-        """What the chosen mode does with lessons of this very task; without one it plays."""
+    def how_to_reuse(self, lessons: list[Lesson], before: float) -> Training:
+        """What the chosen mode does with lessons of this very task; without one it plays.
+
+        A donor that scores no more than the agent does `before` is nobody to imitate.
+        """
         reuse, frames = self.job.reuse, self.job.train.frames
         if not lessons:
             return Training(frames, epsilon=self.job.explore.start)
@@ -309,7 +312,7 @@ class Agent:
             stops=reuse.stop_early,
             looks=False,
         )
-        if reuse.mode == "mix" or not donor.network:
+        if reuse.mode == "mix" or not donor.network or donor.offer.score <= before:
             return mixed
         try:
             (self.learner.adopt if reuse.mode == "adopt" else self.learner.teach)(donor.network)

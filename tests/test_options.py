@@ -351,6 +351,19 @@ def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updat
     assert run.taught == {mode == "distill"} == {run.batches[0].imitate > 0}
 
 
+@pytest.mark.parametrize(("donor", "taught"), [(2.0, True), (1.0, False), (0.0, False)])
+def test_a_donor_no_better_than_the_student_before_is_not_imitated(
+    donor: float, taught: bool
+) -> None:
+    job = small_job()
+
+    def score(agent: Agent) -> None:
+        agent.evaluate = lambda goal=0.0: 1.0  # type: ignore[method-assign]
+
+    run = _Run(job, _lesson(job, score=donor), prepare=score)
+    assert run.taught == {taught} and run.task()["donors"] == "1"
+
+
 @pytest.mark.parametrize(("times", "updates"), [(0.5, 4), (3.0, 24)])
 def test_a_student_makes_so_many_times_the_usual_updates(times: float, updates: int) -> None:
     job = small_job(reuse__mode="mix", reuse__updates=times, **FREE)

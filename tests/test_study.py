@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf, isnan
 from pathlib import Path
+from shutil import copytree
 from xml.etree import ElementTree
 
 import h5py
@@ -22,10 +23,11 @@ from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
 from canal_mpi.study.transfer import over_seeds
 from canal_mpi.study.weigh import Level, Pair, Study, clearly_above, goals, weigh
 from canal_mpi.study.write import collect, summary
-from canal_mpi.sweep.folder import check_same_job, save
+from canal_mpi.sweep.folder import check_same_job, load_points, save
 from canal_mpi.sweep.grid import Point, seeds
 
 ORDERS = (GAMES, (*GAMES[1:], GAMES[0]))  # of two agents that rotate
+PUBLISHED = Path(__file__).parents[1] / "docs" / "study"
 LITTLE: dict[str, object] = {"tasks": ["CartPole-v1"], "train.frames": 500}
 
 
@@ -343,6 +345,15 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
         assert file["arms/ta_mean_90"][()][1, 0] == pytest.approx(5200 / 3280)
         assert isnan(file["arms/ta_mean_90"][()][0, 0])
         assert all("description" in column.attrs for column in file["pairs"].values())
+
+
+def test_the_published_study_is_what_its_runs_tell(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    copytree(PUBLISHED, folder)
+    (folder / "summary.md").unlink()
+    collect(folder, load_points(folder))
+    for name in ("summary.md", "progress.svg"):
+        assert (folder / name).read_text() == (PUBLISHED / name).read_text()
 
 
 def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path) -> None:

@@ -245,11 +245,7 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         "Environment steps: of all agents together. "
         f"TA_mean is 0 where agents that share never get there.{_note_on_parts(study)}",
         "",
-        "## Negative transfer",
-        "",
-        HARM,
-        "",
-        *_table(HARM_HEAD, harm_rows(study)),
+        *_harm_lines(study),
         "## Steps and time to a part of the expert's score",
         "",
         "Medians over pairs of agent and task, of own steps and of wall time on the task; "
@@ -268,6 +264,11 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(["arm", *tasks], task_rows(study)),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _harm_lines(study: Study) -> list[str]:
+    rows = list(harm_rows(study))
+    return ["## Negative transfer", "", HARM, "", *_table(HARM_HEAD, rows)] if rows else []
 
 
 def _note_on_parts(study: Study) -> str:
