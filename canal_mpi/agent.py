@@ -96,7 +96,7 @@ class Agent:
         how = attempt.how
         self.record.phase("training")
         while attempt.studied < how.study:
-            self.update(1.0 if how.steps else self.rate(attempt.studied / how.study))
+            self.update(self.rate(attempt.studied / how.study))
             attempt.studied += 1
             self.note_turn()
         if attempt.playing or (how.steps and not (how.looks and self.reached(how.goal))):
@@ -325,22 +325,25 @@ class Agent:
         return replace(mixed, study=study, imitate=reuse.imitate, looks=True)
 
     def reached(self, goal: float, done: int = 0) -> bool:
-        """Whether a look at the score, if one is due, shows the goal; imitation fades then."""
+        """Whether a look, if one is due, shows no less than the goal by more than its error.
+
+        Imitation fades as the score nears the goal.
+        """
         every = self.job.evaluation.every if goal == inf else self.job.reuse.check_every
         if not every or done % every >= self.job.train.envs:  # several steps a turn
             return False
-        score = self.look(goal if self.now.how.stops else inf)
+        score = self.look()
         self.record.phase("training")
         if goal > 0 and score > 0:
             fades = max(1 - score / goal, self.job.reuse.holds)
             self.now.imitate = self.now.how.imitate * fades
-        return self.now.how.stops and score >= goal
+        return self.now.how.stops and score >= goal - self.doubt
 
-    def look(self, goal: float) -> float:
+    def look(self) -> float:
         """Evaluate between two steps; who is stopped here is saved as it was before the look."""
         looks = self.looks
         try:
-            return self.evaluate(goal)
+            return self.evaluate()
         except Stopped:
             self.looks = looks
             self.saver.turn(0, self.cut())
@@ -364,13 +367,11 @@ class Agent:
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────
 
-    def evaluate(self, goal: float = inf) -> float:
+    def evaluate(self) -> float:
         """Mean return on the current task; a point of its curve."""
         if not self.job.evaluation.episodes:
             return nan
         exam = self.next_exam()
-        if np.mean([score for score, _ in exam]) >= goal:
-            exam += self.next_exam()  # one lucky exam is not enough
         self.record.evaluated(exam)
         scores = [score for score, _ in exam]
         self.doubt = float(np.std(scores)) / sqrt(max(len(scores) - 1, 1))

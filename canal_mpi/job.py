@@ -118,7 +118,9 @@ class MemoryConfig:
     current_bias: float = setting(
         0.75, "probability that a batch comes from the current task; old ones come on top", 0.01, 1
     )
-    alpha: float = setting(1.0, "weight of staying near stored values (DER++); 0: none", 0)
+    alpha: float = setting(
+        1.0, "weight of playing old tasks as before; 0: learn from old rows as from new ones", 0
+    )
     ewc: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
     ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
     ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)
@@ -137,14 +139,14 @@ class ReuseConfig:
     study: float = setting(
         0.15, "updates on the lesson before the first own step, as part of train.frames", 0, 100
     )
-    updates: float = setting(8.0, "times the usual updates for each own step", 0, 1000)
+    updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
     temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
     imitate: float = setting(1.0, "weight of the imitation", 0)
     holds: float = setting(
         0.5, "part of that weight that stays when the student is as good as the donor", 0, 1
     )
-    stop_early: bool = setting(False, "stop when the student reaches the donor's score")
+    stop_early: bool = setting(True, "stop when the student is not clearly below the donor's score")
     check_every: int = setting(1000, "own steps between two looks at the student's score", 1)
     admission: bool = setting(True, "drop a lesson after which the agent is worse, and play")
     network: bool = setting(True, "send the donor's network with a lesson")

@@ -69,13 +69,13 @@ def test_the_step_is_that_of_torch(kind: str, double: bool) -> None:
         assert weights(learner) == pytest.approx(online.detach().numpy().reshape(-1), abs=1e-5)
 
 
-def test_stored_values_and_a_teacher_pull_the_values_to_them() -> None:
+def test_stored_values_and_a_teacher_are_played_like() -> None:
     batch = random_batch(0)
-    learner = learner_of(memory__alpha=50.0, learn__lr=0.02)
-    stored = np.full((8, WALK.actions), 5, dtype=np.float32)
+    learner = learner_of(learn__lr=0.02)
+    stored = np.eye(WALK.actions, dtype=np.float32)[np.arange(8) % 2]
     for _ in range(400):
         learner.learn(batch._replace(stored=stored))
-    assert abs(learner.values(batch.states).mean() - 5) < 1
+    assert (learner.act(batch.states) == stored.argmax(axis=1)).all()
     student, teacher = learner_of(learn__lr=0.02), learner_of()
     teacher.matrices[f"matrix/{RIGHT}"].weights[:, 0] += 1
     student.teach(teacher.network())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from canal_mpi.learn.losses import imitation, stored_values, temporal_difference
+from canal_mpi.learn.losses import imitation, temporal_difference
 
 
 def _values(seed: int = 0, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,23 +82,6 @@ def test_a_student_that_plays_like_its_teacher_has_nothing_to_imitate() -> None:
     loss, gradient = imitation(values, values + 3.0, 0.5)
     assert loss == pytest.approx(0, abs=1e-12)
     assert np.abs(gradient).max() < 1e-12
-
-
-def test_stored_values_agree_with_autograd() -> None:
-    values, stored = _values(3)[0], _values(4)[0]
-    leaf = values.clone().requires_grad_()
-    expected = functional.mse_loss(leaf, stored)
-    loss, gradient = stored_values(values.numpy(), stored.numpy())
-    assert loss == pytest.approx(float(expected.detach()))
-    np.testing.assert_allclose(gradient, _autograd(leaf, expected).numpy())
-
-
-def test_stored_values_by_hand() -> None:
-    values = np.array([[1.0, 2.0], [3.0, 4.0]])
-    stored = np.array([[0.0, 2.0], [5.0, 4.0]])
-    loss, gradient = stored_values(values, stored)
-    assert float(loss) == 1.25  # (1 + 0 + 4 + 0) / 4
-    assert gradient.tolist() == [[0.5, 0.0], [-1.0, 0.0]]
 
 
 def test_the_gradient_is_written_where_the_caller_wants_it() -> None:

@@ -1,7 +1,6 @@
 """An agent that is cut anywhere in its tasks and taken up again ends with the same bits."""
 
 from collections.abc import Callable, Sequence
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,7 @@ def test_a_lesson_that_is_dropped_can_be_cut_before_and_after(
     job = small_job(reuse__mode="replay")
     evaluate = Agent.evaluate
 
-    def worse(self: Agent, goal: float = inf) -> float:
+    def worse(self: Agent) -> float:
         score, self.doubt = 0 * evaluate(self) + 1 / self.looks, 0.0
         return score
 

@@ -231,7 +231,7 @@ def test_a_task_that_is_played_again_after_a_dropped_lesson_swaps_from_its_start
     )
     agent = small_agent(job, link=link, peers=lambda round_, task: [1])
     scores = iter([5.0, 1.0, 1.0])  # before, after the lesson, after playing in full
-    agent.evaluate = lambda goal=0.0: next(scores)  # type: ignore[method-assign]
+    agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
     agent.run()
     sent = [_moves_sent(data) for data in link.traded]
     assert sent == [10, 10, 10, 10, 10, 10, 0]  # 20 steps with the lesson, 40 without, the end

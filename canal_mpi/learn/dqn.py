@@ -13,7 +13,7 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.job import Job
 from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.layers import splits
-from canal_mpi.learn.losses import goals_of, imitation, stored_values, temporal_difference
+from canal_mpi.learn.losses import goals_of, imitation, temporal_difference
 from canal_mpi.learn.makers import maker_of
 from canal_mpi.learn.passes import Passes
 from canal_mpi.learn.piece import Piece, array_of
@@ -88,21 +88,27 @@ class DQN:
 
     def learn(self, batch: Batch) -> float:
         """One step of Adam on one batch of one task; returns the loss."""
-        values, loss, gradient, _ = self._difference(batch)
-        if batch.imitate and self.teacher is not None:
-            known = self.teacher.values(batch.states)
-            extra, slope = imitation(values, known, self.reuse.temperature)
-            loss += batch.imitate * extra
-            gradient += np.float32(batch.imitate) * slope
         if batch.stored is not None and self.memory.alpha:
-            extra, slope = stored_values(values, batch.stored)
-            loss += self.memory.alpha * extra
-            gradient += np.float32(self.memory.alpha) * slope
+            loss, gradient = self._departure(batch, batch.stored)
+        else:
+            values, loss, gradient, _ = self._difference(batch)
+            if batch.imitate and self.teacher is not None:
+                known = self.teacher.values(batch.states)
+                extra, slope = imitation(values, known, self.reuse.temperature)
+                loss += batch.imitate * extra
+                gradient += np.float32(batch.imitate) * slope
         if batch.weight != 1:
             gradient *= np.float32(batch.weight)
-        self._network(batch.task)[0].backward(self._slope)
+        self._network(batch.task)[0].backward(gradient)
         self._step(batch.task, batch.rate)
         return loss
+
+    def _departure(self, batch: Batch, stored: Array) -> tuple[float, Array]:
+        """How far the policy is from the one of stored values, and the gradient of that."""
+        values = self._network(batch.task)[0].forward(batch.states)
+        loss, slope = imitation(values, stored, self.reuse.temperature)
+        weight = self.memory.alpha * self.reuse.temperature  # as steep as other losses
+        return weight * loss, np.multiply(slope, np.float32(weight), out=self._room(values))
 
     def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
         """Values of the states, loss of the temporal difference, its gradient, and itself."""
@@ -113,10 +119,14 @@ class DQN:
             choice = online.values(batch.next_states)
         goals = goals_of(judge, choice, batch.returns, batch.discounts)
         values = online.forward(batch.states)
+        huber, room = config.loss == "huber", self._room(values)
+        return values, *temporal_difference(values, batch.actions, goals, huber, room)
+
+    def _room(self, values: Array) -> Array:
+        """Where the gradient with respect to the values is written."""
         if self._slope.shape != values.shape:
             self._slope = np.empty_like(values)
-        huber = config.loss == "huber"
-        return values, *temporal_difference(values, batch.actions, goals, huber, self._slope)
+        return self._slope
 
     def _step(self, task: str, rate: float) -> None:
         """Move the pieces of one task, and let their targets follow when it is time."""
@@ -181,8 +191,8 @@ class DQN:
         with self.elastic.measuring(pieces) as measure:
             for _ in range(self.memory.ewc_batches):
                 batch = sample()
-                self._difference(batch)
-                self._network(batch.task)[0].backward(self._slope)
+                gradient = self._difference(batch)[2]
+                self._network(batch.task)[0].backward(gradient)
                 measure()
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────

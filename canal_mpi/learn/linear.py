@@ -12,7 +12,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
-from canal_mpi.learn.losses import goals_of, imitation, stored_values, temporal_difference
+from canal_mpi.learn.losses import goals_of, imitation, temporal_difference
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
@@ -118,14 +118,15 @@ class Linear:
         """One step of Adam on one batch of one task; returns the loss."""
         matrix, obs = self._matrix(batch.task), self._input(batch.states)
         values = obs @ matrix.weights
-        loss, slope = self._difference(values, batch)
-        if batch.imitate and self.teacher is not None:
-            extra, more = imitation(values, obs @ self.teacher, self.reuse.temperature)
-            loss, slope = loss + batch.imitate * extra, slope + np.float32(batch.imitate) * more
         if batch.stored is not None and self.memory.alpha:
-            extra, more = stored_values(values, batch.stored)
-            loss += self.memory.alpha * extra
-            slope = slope + np.float32(self.memory.alpha) * more
+            weight = self.memory.alpha * self.reuse.temperature  # as steep as other losses
+            loss, slope = imitation(values, batch.stored, self.reuse.temperature)
+            loss, slope = weight * loss, np.float32(weight) * slope
+        else:
+            loss, slope = self._difference(values, batch)
+            if batch.imitate and self.teacher is not None:
+                extra, more = imitation(values, obs @ self.teacher, self.reuse.temperature)
+                loss, slope = loss + batch.imitate * extra, slope + np.float32(batch.imitate) * more
         gradient = obs.T @ (np.float32(batch.weight) * slope)
         if self.combine and batch.task == self.task:
             gradient = self.combine(gradient.reshape(-1)).reshape(gradient.shape)

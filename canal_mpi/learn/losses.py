@@ -62,12 +62,6 @@ def imitation(values: Array, teacher: Array, temperature: float) -> tuple[float,
     return loss, (np.exp(log_student) - chances) / (temperature * len(values))
 
 
-def stored_values(values: Array, stored: Array) -> tuple[float, Array]:
-    """Mean square distance from values stored earlier, as in DER++."""
-    difference = values - stored
-    return float(np.square(difference).mean()), 2 * difference / difference.size
-
-
 def _log_softmax(values: Array, temperature: float) -> Array:
     lower = (values - values.max(axis=1, keepdims=True)) / temperature
     found: Array = lower - np.log(np.exp(lower).sum(axis=1, keepdims=True))
