@@ -361,7 +361,7 @@ def goals(study: Study) -> list[tuple[str, str, bool | None]]:
         return []
     ta, low, high = arm.advantage(0.9)
     ours, theirs, chance = arm.average[0], arm.base.average[0], arm.improvement
-    lost, (worse, pairs) = arm.forgetting[0], arm.worse.pairs
+    (lost, least, most), (worse, pairs) = arm.forgetting, arm.worse.pairs
     return [
         (
             "TA_mean(90 %) at least 2.5",
@@ -374,10 +374,14 @@ def goals(study: Study) -> list[tuple[str, str, bool | None]]:
             f"({chance[1]:.2f} – {chance[2]:.2f})",
             ours >= theirs and chance[0] > 0.5,
         ),
-        ("forgetting at most 0.05", f"{lost:.3f}", None if np.isnan(lost) else lost <= 0.05),
+        (
+            "forgetting at most 0.05",
+            f"{lost:.3f} ({least:.3f} – {most:.3f})",
+            None if np.isnan(lost) else lost <= 0.05,
+        ),
         (
             "negative transfer in at most 1 of 20 pairs",
-            f"{worse} of {pairs}",
+            f"{worse} of {pairs}" if pairs else "one seed can't tell",
             worse * 20 <= pairs if pairs else None,
         ),
     ]

@@ -1,6 +1,6 @@
 """What a study leaves: `study.h5`, a page that compares the arms, and a summary in Markdown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from math import isfinite
 from pathlib import Path
@@ -19,7 +19,7 @@ from canal_mpi.results.reading import load
 from canal_mpi.schema import TEXT
 from canal_mpi.show import duration
 from canal_mpi.study.arms import EXPERT, RANDOM, about
-from canal_mpi.study.weigh import PARTS, Level, Study, Weighed, clearly_above, goals, weigh
+from canal_mpi.study.weigh import PARTS, Level, Pair, Study, Weighed, clearly_above, goals, weigh
 from canal_mpi.sweep.engine import FINISHED
 from canal_mpi.sweep.grid import Point
 
@@ -82,7 +82,7 @@ def arm_rows(study: Study) -> Iterable[Row]:
             _range(arm.iqm),
             _range(arm.improvement),
             *(_range(arm.advantage(part)) for part in PARTS),
-            _number(arm.forgetting[0], 3),
+            _range(arm.forgetting),
             _share(arm.worse.pairs),
             str(arm.dropped),
         ]
@@ -178,11 +178,11 @@ HARM = (
 )
 
 
-def task_rows(study: Study) -> Iterable[Row]:
-    """Mean score right after each task, by arm, with its standard error over agents and seeds."""
+def task_rows(study: Study, measure: Callable[[Pair], float]) -> Iterable[Row]:
+    """Mean of something by arm and task, with its standard error over agents and seeds."""
     for arm in study.arms:
         by_task = [
-            np.array([p.learnt for p in arm.pairs if p.task == task])
+            np.array([measure(pair) for pair in arm.pairs if pair.task == task])
             for task in study.comparison.tasks
         ]
         errors = [x.std() / np.sqrt(max(len(x) - 1, 1)) if len(x) else np.nan for x in by_task]
@@ -191,6 +191,12 @@ def task_rows(study: Study) -> Iterable[Row]:
             arm.label,
             *(f"{_number(a, 2)} ± {_number(b, 2)}" for a, b in zip(means, errors, strict=True)),
         ]
+
+
+BY_GAME: dict[str, Callable[[Pair], float]] = {
+    "Game by game, right after the task": lambda pair: pair.learnt,
+    "Game by game, lost from then to the end": lambda pair: pair.learnt - pair.final,
+}
 
 
 def _share(count: tuple[int, int]) -> str:
@@ -257,12 +263,10 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         "ILA and TLA are over single agents, which are those of the arm without sharing.",
         "",
         *_table(SHELL_HEAD, shell_rows(study)),
-        "## Game by game, right after the task",
-        "",
-        "Mean and standard error over agents and seeds.",
-        "",
-        *_table(["arm", *tasks], task_rows(study)),
     ]
+    for title, measure in BY_GAME.items():
+        lines += [f"## {title}", "", "Mean and standard error over agents and seeds.", ""]
+        lines += _table(["arm", *tasks], task_rows(study, measure))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -313,20 +317,26 @@ def _page(study: Study, left: Sequence[str]) -> str:
         f'<div class="cards">{cards}</div>' if cards else "",
         parts.table("The scale", SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         parts.table("The arms", ARM_HEAD, arm_rows(study), "arms"),
-        parts.table("Negative transfer", HARM_HEAD, harm_rows(study)),
-        f'<p class="quiet">{escape(HARM)}</p>',
+        *_harm_parts(study),
         parts.table(
             "Medians over pairs of agent and task; `not`: less than half got there",
             SPEED_HEAD,
             speed_rows(study),
         ),
         parts.table("All agents together, and what lessons weigh", SHELL_HEAD, shell_rows(study)),
-        parts.table(
-            "Score right after each task", ["arm", *study.comparison.tasks], task_rows(study)
+        *(
+            parts.table(title, ["arm", *study.comparison.tasks], task_rows(study, measure))
+            for title, measure in BY_GAME.items()
         ),
         page.compared(study.comparison),
     ]
     return page.document("Does sharing pay?", "".join(body))
+
+
+def _harm_parts(study: Study) -> list[str]:
+    rows = list(harm_rows(study))
+    words = f'<p class="quiet">{escape(HARM)}</p>'
+    return [parts.table("Negative transfer", HARM_HEAD, rows), words] if rows else []
 
 
 # ── HDF5 ───────────────────────────────────────────────────────────────────────────────────────
