@@ -315,13 +315,13 @@ class Agent:
         if reuse.mode == "mix" or not donor.network or donor.offer.score <= before:
             return mixed
         try:
-            (self.learner.adopt if reuse.mode == "adopt" else self.learner.teach)(donor.network)
+            if reuse.mode == "adopt":
+                self.learner.adopt(donor.network)
+            self.learner.teach(donor.network)
         except DamagedData as error:
             logger.warning("agent %d's network is not used: %s", donor.offer.donor, error)
             return mixed
-        if reuse.mode == "adopt":
-            return replace(mixed, looks=True)
-        study = round(reuse.study * frames)
+        study = round(reuse.study * frames)  # who adopts needs it too: old tasks get used to it
         return replace(mixed, study=study, imitate=reuse.imitate, looks=True)
 
     def reached(self, goal: float, done: int = 0) -> bool:

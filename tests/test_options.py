@@ -380,7 +380,7 @@ def test_a_student_makes_so_many_times_the_usual_updates(times: float, updates: 
 
 
 def test_adopt_starts_from_the_donors_weights() -> None:
-    job = small_job(reuse__mode="adopt", reuse__frames=0.0, **FREE)
+    job = small_job(reuse__mode="adopt", reuse__frames=0.0, reuse__study=0.0, **FREE)
     run = _Run(job, _lesson(job))
     wanted = expert(job)
     for name, column in run.dqn.network().items():
@@ -651,7 +651,9 @@ def test_the_policy_decides_which_lessons_are_taken(policy: str, donors: list[in
 def test_rows_of_several_donors_are_learnt_from_and_the_best_teaches(
     most: int, donors: str, rows: list[int], score: float
 ) -> None:
-    job = small_job(reuse__mode="adopt", share__donors=most, reuse__frames=0.0, **FREE)
+    job = small_job(
+        reuse__mode="adopt", share__donors=most, reuse__frames=0.0, reuse__study=0.0, **FREE
+    )
     parcels = [
         parcel(donor=1, score=score, network=expert(job, LEFT)),
         parcel(donor=2, score=2.0, network=expert(job), rows=walked(RIGHT, 30)),

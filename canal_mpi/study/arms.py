@@ -33,7 +33,8 @@ ARMS: dict[str, Arm] = {
         {"share.policy": "exact", "reuse.mode": "mix", "reuse.network": False},
     ),
     "distill": Arm(
-        "the default: batches half of the lesson, and the donor's network is imitated",
+        "the default: the donor's network is imitated on the lesson; who stays clearly below it "
+        "plays, with batches half of the lesson",
         {"share.policy": "exact", "reuse.mode": "distill", "reuse.network": True},
     ),
     "all": Arm(
@@ -41,7 +42,7 @@ ARMS: dict[str, Arm] = {
         {"share.policy": "all", "reuse.mode": "distill", "reuse.network": True},
     ),
     "adopt": Arm(
-        "the oracle: the student starts from the donor's weights",
+        "the oracle: the default, but the student starts from the donor's weights",
         {"share.policy": "exact", "reuse.mode": "adopt", "reuse.network": True},
     ),
 }
