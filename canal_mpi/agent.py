@@ -294,25 +294,24 @@ class Agent:
     def how_to_reuse(self, lessons: list[Lesson], before: float) -> Training:
         """What the chosen mode does with lessons of this very task; without one it plays.
 
-        A donor that scores no more than the agent does `before` is nobody to imitate.
+        A donor that scores no more than the agent does `before` is nobody to imitate, or to stop at.
         """
         reuse, frames = self.job.reuse, self.job.train.frames
         if not lessons:
             return Training(frames, epsilon=self.job.explore.start)
-        donor = best(lessons)
-        goal = inf if isnan(donor.offer.score) else donor.offer.score
-        steps = round(reuse.frames * frames)
         if reuse.mode == "replay":
             return Training(0, study=self.updates_due(0, frames))
+        donor = best(lessons)
+        weak = donor.offer.score <= before
         mixed = Training(
-            steps,
+            round(reuse.frames * frames),
             updates=reuse.updates,
             foreign=reuse.share,
-            goal=goal,
-            stops=reuse.stop_early,
+            goal=inf if isnan(donor.offer.score) else donor.offer.score,
+            stops=reuse.stop_early and not weak,
             looks=False,
         )
-        if reuse.mode == "mix" or not donor.network or donor.offer.score <= before:
+        if reuse.mode == "mix" or not donor.network or weak:
             return mixed
         try:
             if reuse.mode == "adopt":
@@ -322,7 +321,8 @@ class Agent:
             logger.warning("agent %d's network is not used: %s", donor.offer.donor, error)
             return mixed
         study = round(reuse.study * frames)  # who adopts needs it too: old tasks get used to it
-        return replace(mixed, study=study, imitate=reuse.imitate, looks=True)
+        looks = bool(study) or reuse.mode == "adopt"
+        return replace(mixed, study=study, imitate=reuse.imitate, looks=looks)
 
     def reached(self, goal: float, done: int = 0) -> bool:
         """Whether a look, if one is due, shows no less than the goal by more than its error.
