@@ -294,7 +294,7 @@ class Agent:
     def how_to_reuse(self, lessons: list[Lesson], before: float) -> Training:
         """What the chosen mode does with lessons of this very task; without one it plays.
 
-        A donor that scores no more than the agent does `before` is nobody to imitate, or to stop at.
+        A donor that scores no more than the agent does `before` is nobody to imitate or stop at.
         """
         reuse, frames = self.job.reuse, self.job.train.frames
         if not lessons:

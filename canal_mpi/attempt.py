@@ -22,7 +22,7 @@ class Training:
     foreign: float = 0.0  # part of a batch that comes from lessons while playing
     imitate: float = 0.0  # weight of imitating the donor
     goal: float = inf  # the donor's score; imitation fades on the way to it
-    stops: bool = False  # whether to stop there
+    stops: bool = False  # whether to stop when not clearly below it
     looks: bool = True  # whether to look at the score before the first own step
     epsilon: float = 0.0  # probability of a random action at first
 

@@ -78,7 +78,7 @@ class LearnConfig:
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
     lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
     settles: float = setting(
-        0.5, "last part of a task's steps in which the learning rate falls to 0; 0: none", 0, 1
+        0.5, "last part of a task's steps, or study, in which the learning rate falls to 0", 0, 1
     )
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
     batch: int = setting(128, "rows in a batch", 1, 1_000_000)
@@ -131,7 +131,9 @@ class ReuseConfig:
     """How a task is learnt from a lesson."""
 
     mode: str = setting(
-        "distill", "replay it, mix it with own play, or also imitate its donor", names=REUSE_MODES
+        "distill",
+        "replay it, mix it with own play, imitate its donor, or adopt its donor's weights first",
+        names=REUSE_MODES,
     )
     frames: float = setting(
         0.1, "most own steps on a task with a lesson, as part of train.frames", 0, 1
@@ -141,12 +143,16 @@ class ReuseConfig:
     )
     updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
     share: float = setting(0.5, "part of a batch that comes from lessons while playing", 0, 1)
-    temperature: float = setting(0.1, "temperature of the imitated policy", 1e-6)
+    temperature: float = setting(
+        0.1, "temperature of imitated policies, of donors and of old tasks", 1e-6
+    )
     imitate: float = setting(1.0, "weight of the imitation", 0)
     holds: float = setting(
         0.5, "part of that weight that stays when the student is as good as the donor", 0, 1
     )
-    stop_early: bool = setting(True, "stop when the student is not clearly below the donor's score")
+    stop_early: bool = setting(
+        True, "stop when the score is not below the donor's by more than its standard error"
+    )
     check_every: int = setting(1000, "own steps between two looks at the student's score", 1)
     admission: bool = setting(True, "drop a lesson after which the agent is worse, and play")
     network: bool = setting(True, "send the donor's network with a lesson")

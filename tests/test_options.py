@@ -349,27 +349,35 @@ FREE: dict[str, Any] = {"reuse__stop_early": False, "reuse__admission": False}
 
 
 @pytest.mark.parametrize(
-    ("mode", "steps", "updates"), [("replay", 0, 40), ("mix", 8, 8), ("distill", 8, 14)]
+    ("mode", "steps", "updates"),
+    [("replay", 0, 40), ("mix", 8, 8), ("distill", 8, 14), ("adopt", 8, 14)],
 )
 def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updates: int) -> None:
     job = small_job(reuse__mode=mode, **FREE)
     run = _Run(job, _lesson(job))
     assert (run.task()["env_steps"], run.task()["updates"]) == (steps, updates)
     assert run.task()["source"] == "lesson" and run.task()["donors"] == "1"
-    assert run.taught == {mode == "distill"} == {run.batches[0].imitate > 0}
+    assert run.taught == {mode in ("distill", "adopt")} == {run.batches[0].imitate > 0}
 
 
 @pytest.mark.parametrize(("donor", "taught"), [(2.0, True), (1.0, False), (0.0, False)])
-def test_a_donor_no_better_than_the_student_before_is_not_imitated(
+def test_a_donor_no_better_than_the_student_before_is_not_imitated_and_nowhere_to_stop(
     donor: float, taught: bool
 ) -> None:
-    job = small_job()
+    job = small_job(reuse__check_every=2)
 
     def score(agent: Agent) -> None:
         agent.evaluate = lambda: 1.0  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job, score=donor), prepare=score)
     assert run.taught == {taught} and run.task()["donors"] == "1"
+    assert run.task()["env_steps"] == 8
+
+
+def test_who_has_not_studied_is_not_looked_at_before_it_plays() -> None:
+    job = small_job(reuse__study=0.0, reuse__check_every=5, reuse__admission=False)
+    run = _Run(job, _lesson(job, score=-1.0))
+    assert run.task()["env_steps"] == 5, "not 0, though the score is above the donor's"
 
 
 @pytest.mark.parametrize(("times", "updates"), [(0.5, 4), (3.0, 24)])

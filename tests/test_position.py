@@ -107,9 +107,11 @@ def test_play_on_walks_can_be_cut_anywhere() -> None:
 
 
 @pytest.mark.parametrize("mode", ["distill", "mix", "replay", "adopt"])
-def test_learning_from_a_lesson_can_be_cut_anywhere(mode: str) -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_learning_from_a_lesson_can_be_cut_anywhere(mode: str, early: bool) -> None:
     job = small_job(
         reuse__mode=mode,
+        reuse__stop_early=early,
         reuse__frames=0.5,
         reuse__study=0.3,
         reuse__check_every=5,

@@ -136,7 +136,7 @@ def test_numbers_of_agents_that_make_no_study_are_refused(text: str) -> None:
 
 def test_an_arm_is_told_in_words() -> None:
     assert about("none-2") == "agents don't share; 2 agents"
-    assert about("distill-ring").endswith("imitated; topology ring")
+    assert about("distill-ring").endswith("half of the lesson; topology ring")
 
 
 # ── what it measures ───────────────────────────────────────────────────────────────────────────
@@ -338,6 +338,7 @@ def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path
     assert {"none", "distill", "environment steps of all agents"} <= set(words)
     page = (tmp_path / "report.html").read_text()
     assert "Does sharing pay?" in page and "Time advantage of sharing" in page
+    assert "Negative transfer" in page and "lost from then to the end" in page
     assert list(verify(tmp_path / "study.h5")) == []
     with h5py.File(tmp_path / "study.h5") as file:
         assert list(file["scale/counts"][()]) == [True, True, False]
@@ -376,15 +377,20 @@ def test_runs_with_another_number_of_agents_are_not_taken_for_those_of_a_study(
         check_same_job(run, Point("none_seed-1", job, 5))
 
 
-@pytest.mark.parametrize(("policy", "refused"), [("none", False), ("exact", True)])
+@pytest.mark.parametrize(
+    ("policy", "setting", "refused"),
+    [("none", "updates", False), ("exact", "updates", True), ("none", "temperature", True)],
+)
 def test_a_run_without_sharing_counts_however_lessons_are_used(
-    tmp_path: Path, policy: str, refused: bool
+    tmp_path: Path, policy: str, setting: str, refused: bool
 ) -> None:
+    """The temperature is that of rehearsal, too."""
     job = from_toml((write_run(tmp_path / "run", share=policy == "exact") / "job.toml").read_text())
-    other = replace(job, reuse=replace(job.reuse, updates=9.0))
+    change: Any = {setting: 9.0}
+    other = replace(job, reuse=replace(job.reuse, **change))
     point = Point("run", other, 2, {"arm": policy, "seed": "1"})
     if refused:
-        with pytest.raises(UsageError, match=r"reuse\.updates"):
+        with pytest.raises(UsageError, match=rf"reuse\.{setting}"):
             check_same_job(tmp_path / "run", point)
     else:
         assert check_same_job(tmp_path / "run", point) == "finished"
@@ -439,6 +445,20 @@ def test_the_summary_is_a_page_of_markdown(tmp_path: Path) -> None:
     text = summary(a_study(tmp_path), points()[0], [])
     assert text.startswith("# Does sharing pay?\n") and text.endswith("|\n")
     assert "Not finished" not in text
+    assert "| forgetting at most 0.05 | 0.000 (0.000 – 0.000) | reached |" in text
+    assert (
+        "| negative transfer in at most 1 of 20 pairs | one seed can't tell | not known |" in text
+    )
+    lost = text[text.index("lost from then to the end") :]
+    assert "| distill | 0.00 ± 0.00 | 0.00 ± 0.00 |" in lost
+
+
+def test_negative_transfer_is_not_explained_where_nobody_shares(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    found = [Point(n, points()[0].job, 1, {"arm": n, "seed": "1"}) for n in ("random", "expert")]
+    collect(tmp_path, [*found, Point("none", points()[0].job, 2, {"arm": "none", "seed": "1"})])
+    for name in ("summary.md", "report.html"):
+        assert "Negative transfer" not in (tmp_path / name).read_text()
 
 
 @pytest.mark.parametrize(
