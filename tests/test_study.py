@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf, isnan
 from pathlib import Path
+from typing import Any
 from shutil import copytree
 from xml.etree import ElementTree
 
