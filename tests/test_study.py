@@ -3,8 +3,8 @@
 from dataclasses import replace
 from math import inf, isnan
 from pathlib import Path
-from typing import Any
 from shutil import copytree
+from typing import Any
 from xml.etree import ElementTree
 
 import h5py
