@@ -78,7 +78,10 @@ class LearnConfig:
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
     lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
     settles: float = setting(
-        0.5, "last part of a task's steps, or study, in which the learning rate falls to 0", 0, 1
+        0.5,
+        "last part of a task's steps, or study, in which the learning rate falls to 0; 0: none",
+        0,
+        1,
     )
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
     batch: int = setting(128, "rows in a batch", 1, 1_000_000)

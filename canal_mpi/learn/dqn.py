@@ -13,7 +13,7 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.job import Job
 from canal_mpi.learn.elastic import Elastic
 from canal_mpi.learn.layers import splits
-from canal_mpi.learn.losses import goals_of, imitation, temporal_difference
+from canal_mpi.learn.losses import departure, goals_of, imitation, temporal_difference
 from canal_mpi.learn.makers import maker_of
 from canal_mpi.learn.passes import Passes
 from canal_mpi.learn.piece import Piece, array_of
@@ -106,9 +106,10 @@ class DQN:
     def _departure(self, batch: Batch, stored: Array) -> tuple[float, Array]:
         """How far the policy is from the one of stored values, and the gradient of that."""
         values = self._network(batch.task)[0].forward(batch.states)
-        loss, slope = imitation(values, stored, self.reuse.temperature)
-        weight = self.memory.alpha * self.reuse.temperature  # as steep as other losses
-        return weight * loss, np.multiply(slope, np.float32(weight), out=self._room(values))
+        loss, slope = departure(values, stored, self.reuse.temperature, self.memory.alpha)
+        gradient = self._room(values)
+        gradient[:] = slope
+        return loss, gradient
 
     def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
         """Values of the states, loss of the temporal difference, its gradient, and itself."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.job import Job
-from canal_mpi.learn.losses import goals_of, imitation, temporal_difference
+from canal_mpi.learn.losses import departure, goals_of, imitation, temporal_difference
 from canal_mpi.learn.twins import check_twin
 from canal_mpi.types import Array, Batch, Columns, Spaces
 
@@ -119,9 +119,8 @@ class Linear:
         matrix, obs = self._matrix(batch.task), self._input(batch.states)
         values = obs @ matrix.weights
         if batch.stored is not None and self.memory.alpha:
-            weight = self.memory.alpha * self.reuse.temperature  # as steep as other losses
-            loss, slope = imitation(values, batch.stored, self.reuse.temperature)
-            loss, slope = weight * loss, np.float32(weight) * slope
+            how = self.reuse.temperature, self.memory.alpha
+            loss, slope = departure(values, batch.stored, *how)
         else:
             loss, slope = self._difference(values, batch)
             if batch.imitate and self.teacher is not None:

@@ -62,6 +62,15 @@ def imitation(values: Array, teacher: Array, temperature: float) -> tuple[float,
     return loss, (np.exp(log_student) - chances) / (temperature * len(values))
 
 
+def departure(
+    values: Array, stored: Array, temperature: float, alpha: float
+) -> tuple[float, Array]:
+    """How far the policy of an old task is from the stored one, as steep as other losses."""
+    weight = alpha * temperature
+    loss, gradient = imitation(values, stored, temperature)
+    return weight * loss, np.float32(weight) * gradient
+
+
 def _log_softmax(values: Array, temperature: float) -> Array:
     lower = (values - values.max(axis=1, keepdims=True)) / temperature
     found: Array = lower - np.log(np.exp(lower).sum(axis=1, keepdims=True))

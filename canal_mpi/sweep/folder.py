@@ -17,7 +17,7 @@ from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.results.files import NAME, write_whole
 from canal_mpi.sweep.grid import MOST_POINTS, Point
 
-OLD = ("reuse.temperature",)  # old tasks are imitated with it, too
+REHEARSES = "reuse.temperature"  # old tasks are imitated with it, too
 NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
 
@@ -94,7 +94,7 @@ def check_same_job(run: Path, point: Point) -> str:
         return status  # nothing that could be gone on with
     odd = config.differences(there, point.job)
     if there.share.policy == point.job.share.policy == "none":  # how lessons are used says nothing
-        odd = {key: both for key, both in odd.items() if not key.startswith("reuse.") or key in OLD}
+        odd = {k: v for k, v in odd.items() if not k.startswith("reuse.") or k == REHEARSES}
     if agents and agents != point.ranks - point.servers:
         odd = {"agents": (agents, point.ranks - point.servers)}
     if odd and status not in ("missing", "damaged"):
