@@ -8,6 +8,7 @@ from io import TextIOWrapper
 from time import monotonic, time
 from typing import Any
 
+from canal_mpi.cluster.hydra import ask_again
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.cluster.mistakes import Noise, Sieve
 from canal_mpi.cluster.supervise import Process, begin, clean_up, scratch
@@ -39,6 +40,7 @@ def hear(launch: Launch, sign: str, seconds: float) -> Answer:
             process.kill()
             rest = reading.result(max(end - monotonic(), 5.0))
     if answer.facts is None:
+        ask_again(launch.ways, noise)
         words = (rest.strip() or f"the check ended with {process.returncode}").splitlines()[-1]
         answer.trouble = noise.diagnosis().rstrip(".") or answer.trouble or words
     return answer

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from canal_mpi.cluster.hostfile import Host
+from canal_mpi.cluster.hydra import ssh_options, ways_to_helpers
 from canal_mpi.cluster.mpis import Mpi, find_mpi, program
 from canal_mpi.errors import UsageError
 
@@ -15,7 +16,6 @@ from canal_mpi.errors import UsageError
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
-SSH = "-oBatchMode=yes -oConnectTimeout=15"  # for Hydra; Open MPI cuts such words at the =
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Launch:
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
+    ways: dict[str, list[str]] = field(default_factory=dict)  # of MPICH, to its helper on a host
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -61,13 +62,16 @@ def plan_launch(
     if trains and ft and "--ft" not in arguments:
         arguments.append("--ft")
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    ways: dict[str, list[str]] = {}
     if hosts and mpi.kind == "mpich":
-        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = os.environ.get("HYDRA_LAUNCHER_EXTRA_ARGS", SSH)
+        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh_options()
+        ways = ways_to_helpers(mpi.mpirun, [host.name for host in hosts])
     names = forwarded(_ours(settings) | env)
     build = _open_mpi if mpi.kind == "openmpi" else _mpich
     options = build(mpi, ranks, hosts, names, network)
     options += ["--with-ft", "ulfm"] if ft else []
-    return Launch([str(mpi.mpirun), *options, *(command or program()), *arguments], env, settings)
+    argv = [str(mpi.mpirun), *options, *(command or program()), *arguments]
+    return Launch(argv, env, settings, ways)
 
 
 def _ours(settings: bool) -> dict[str, str]:

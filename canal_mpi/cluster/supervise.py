@@ -16,6 +16,7 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import IO, TextIO, TypeAlias
 
+from canal_mpi.cluster.hydra import ask_again
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.cluster.mistakes import Noise, Sieve
 
@@ -55,6 +56,7 @@ def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
         ended.left = clean_up(folder)
         for reader in readers:
             reader.join(LAST_WORDS)
+    ask_again(launch.ways, ended.noise)
     return ended
 
 
