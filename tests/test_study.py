@@ -21,8 +21,11 @@ from canal_mpi.errors import UsageError
 from canal_mpi.results.reading import load
 from canal_mpi.results.verify import verify
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
+from canal_mpi.study.level import Level, clearly_above
+from canal_mpi.study.pairs import Pair
+from canal_mpi.study.tables import tables
 from canal_mpi.study.transfer import over_seeds
-from canal_mpi.study.weigh import Level, Pair, Study, clearly_above, goals, weigh
+from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
 from canal_mpi.study.write import collect, summary
 from canal_mpi.sweep.folder import check_same_job, load_points, save
 from canal_mpi.sweep.grid import Point, seeds
@@ -108,7 +111,9 @@ def test_settings_of_the_user_win_over_those_of_the_study() -> None:
         ({"arms": ["none", "none"]}, "'none_seed-1' twice"),
         ({"seeds": seeds("4,4", 1)}, "twice"),
         ({"topologies": ["full", "full"]}, "twice"),
-        ({"agents": [3, 2, 2]}, "'distill-2_seed-1' twice"),
+        ({"agents": [3, 2, 2]}, "--agents names one twice"),
+        ({"agents": [3, 3]}, "--agents names one twice"),
+        ({"flags": LITTLE | {"reuse.network": False}}, "what a study varies"),
         ({"arms": ["os:path"]}, "unknown arm"),
         ({"flags": LITTLE | {"share.policy": "simnet"}}, "what a study varies"),
         ({"flags": LITTLE | {"evaluation.tasks": "current"}}, "no forgetting"),
@@ -245,8 +250,16 @@ def test_over_seeds_a_pair_is_worse_by_more_than_runs_differ(
     alone = [pair(k, score, False) for k, score in enumerate([0.4, 0.5, 0.6])]
     students = [pair(k, score, True) for k, score in enumerate(shared)]
     both = list(zip(students, alone, strict=True))
-    assert over_seeds(both, alone) == (worse, 1)
-    assert over_seeds(both[:1], alone[:1]) == (0, 0)  # how runs differ is not known
+    assert over_seeds(both, alone) == ((worse, 1), 1)
+    assert over_seeds(both[:1], alone[:1]) == ((0, 0), 0)  # how runs differ is not known
+
+
+def test_where_runs_differ_more_than_they_reach_no_harm_could_be_found() -> None:
+    """Alone 0, 0.6 and 1.2: a student would have to be below 0.6 by 0.69 to be found."""
+    alone = [pair(k, score, False) for k, score in enumerate([0.0, 0.6, 1.2])]
+    students = [pair(k, score, True) for k, score in enumerate([0.0, 0.0, 0.0])]
+    both = list(zip(students, alone, strict=True))
+    assert over_seeds(both, alone) == ((0, 1), 0)
 
 
 def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path) -> None:
@@ -262,6 +275,99 @@ def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path
     assert study is not None
     found = study.arms[1].worse
     assert found.chance == 0.5 and found.runs == (0, 2)  # 70 against 60
+
+
+def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
+    """Without sharing seed 1 ends at 80 and seed 2 at 40; the arm has seed 2 alone."""
+    chance = load(write_run(tmp_path / "random", agents=1, score=lambda *key: 0.0, share=False))
+    best = load(write_run(tmp_path / "expert", agents=1, score=expert, share=False))
+    nones = [
+        load(write_run(tmp_path / f"none-{seed}", score=learnt(score), share=False, seed=seed))
+        for seed, score in ((1, 80), (2, 40))
+    ]
+    shared = load(write_run(tmp_path / "distill", score=learnt(50), seed=2))
+    study = weigh({"none": nones, "distill": [shared]}, [best], [chance])
+    assert study is not None
+    arm = study.arms[1]
+    assert arm.matched is not None and arm.matched[1].average[0] == pytest.approx(0.4)
+    assert arm.improvement[0] == 1.0 and arm.advantage(0.9)[0] > 1
+    assert goals(study)[1][1].startswith("0.50 against 0.40; P = 1.00")
+    assert seeds_of_goals(study) == "seed 2"
+    by_seed = next(table for table in tables(study) if table.title == "Seed by seed")
+    assert [row[:2] for row in by_seed.rows] == [["1", "none"], ["2", "none"], ["2", "distill"]]
+    assert by_seed.rows[2][3:5] == ["0.50", "0.40"]
+
+
+def test_runs_of_experts_that_differ_more_than_their_episodes_give_the_error(
+    tmp_path: Path,
+) -> None:
+    """Scores of 20, 100 and 180: ± 46 over runs, ± 29 over the six episodes."""
+    experts = [
+        load(write_run(tmp_path / str(k), agents=1, score=lambda *_, s=score: s, share=False))
+        for k, score in enumerate((20.0, 100.0, 180.0))
+    ]
+    level = Level.of(experts)
+    assert level.mean[0] == 100 and level.error[0] == pytest.approx(80 / np.sqrt(3))
+
+
+def test_luck_before_anything_was_learnt_reaches_nothing(tmp_path: Path) -> None:
+    """Agent 0 looks at Krull before the first step and scores 100; it ends at 80."""
+    a_study(tmp_path)
+    chance, best, none = (load(tmp_path / n) for n in ("random", "expert", "none"))
+    first = {"agent": 0, "round": 1, "task": "Krull", "env_steps": 0, "score": 100.0, "seconds": 0}
+    for name, column in none["curve"].items():
+        none["curve"][name] = np.concatenate([[first[name]], column]).astype(column.dtype)
+    study = weigh({"none": [none]}, [best], [chance])
+    assert study is not None
+    pair = next(p for p in study.arms[0].pairs if (p.agent, p.task) == (0, "Krull"))
+    assert pair.steps_to[0] == pytest.approx(1000 * 0.5 / 0.8) and isnan(pair.steps_to[2])
+
+
+def test_looks_at_a_lesson_that_was_dropped_reach_nothing(tmp_path: Path) -> None:
+    """Agent 0 on Alien: 200 steps with a lesson end at 90, it is dropped, 1,000 more end at 60."""
+    a_study(tmp_path)
+    chance, best, shared = (load(tmp_path / n) for n in ("random", "expert", "distill"))
+    dropped = (shared["exchange"]["to"] == 0) & (shared["exchange"]["task"] == "Alien")
+    shared["exchange"]["kind"] = np.where(dropped, "drop", shared["exchange"]["kind"])
+    mine = (shared["tasks"]["agent"] == 0) & (shared["tasks"]["task"] == "Alien")
+    shared["tasks"]["env_steps"][mine] = 1200
+    last = {"agent": 0, "round": 2, "task": "Alien", "env_steps": 1200, "score": 60.0, "seconds": 9}
+    for name, column in shared["curve"].items():
+        shared["curve"][name] = np.concatenate([column, [last[name]]]).astype(column.dtype)
+    study = weigh({"distill": [shared]}, [best], [chance])
+    assert study is not None
+    pair = next(p for p in study.arms[0].pairs if (p.agent, p.task) == (0, "Alien"))
+    assert pair.steps_to[0] == pytest.approx(200 + 1000 * 0.5 / 0.6) and isnan(pair.steps_to[1])
+
+
+def test_evaluations_that_steer_are_told_with_their_steps(tmp_path: Path) -> None:
+    """Two agents, three tasks, one look at each. Of the eight episodes on a task in both arms six
+    are by play (500 steps), two by a lesson (100)."""
+    study = a_study(tmp_path)
+    none, shared = study.arms
+    assert none.exams == (0, 0)
+    episodes = shared.runs[0].run.setting("evaluation.episodes")
+    assert shared.lengths == dict.fromkeys(GAMES, 400.0)
+    assert shared.exams == (6, 6 * episodes * 400.0)
+    counted = shared.advantage_with_exams(0.9)
+    assert 0 < counted < shared.advantage(0.9)[0]
+
+
+def test_who_needs_no_step_at_all_has_no_bound_to_its_advantage(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    chance, best, none, shared = (
+        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
+    )
+    shared["tasks"]["env_steps"][:] = 0
+    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
+    assert study is not None and study.arms[1].advantage(0.9)[0] == inf
+
+
+def test_games_that_do_not_count_are_shown_in_points(tmp_path: Path) -> None:
+    table = tables(a_study(tmp_path))[-1]
+    assert table.head == ["arm", "Krull", "Alien", "Robotank"]
+    assert table.rows[1] == ["distill", "90.0 → 90.0", "90.0 → 90.0", "90.0 → 90.0"]
+    assert table.rows[-1] == ["experts", "100.0", "100.0", "1.0"]
 
 
 def test_fewer_agents_without_sharing_are_the_first_ones_of_none(tmp_path: Path) -> None:
@@ -416,6 +522,7 @@ def test_a_later_study_of_the_same_folder_keeps_the_arms_of_the_earlier_one(
     [
         ({"reuse.frames": 0.7}, r"reuse\.frames \(0\.7 and 0\.1\)"),
         ({"evaluation.episodes": 7}, r"evaluation\.episodes"),
+        ({"reuse.temperature": 5.0}, r"reuse\.temperature"),
     ],
 )
 def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
@@ -424,6 +531,25 @@ def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
     save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
     with pytest.raises(UsageError, match=words):
         _with_others(tmp_path, points(arms=["replay"], flags=LITTLE | flags))
+
+
+def test_arms_of_another_topology_are_compared_where_their_name_tells_it(tmp_path: Path) -> None:
+    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
+    more = points(arms=["none"], topologies=["full", "ring"], seeds=seeds("1", 1))
+    assert "distill-ring_seed-1" in {point.name for point in _with_others(tmp_path, more)}
+    with pytest.raises(UsageError, match=r"share\.topology"):
+        _with_others(tmp_path, points(arms=["replay"], topologies=["ring"], seeds=seeds("1", 1)))
+
+
+def test_a_dry_run_over_runs_of_another_job_is_refused_like_the_run(tmp_path: Path) -> None:
+    write_run(tmp_path / "none_seed-1", share=False)
+    with pytest.raises(UsageError, match="is a run of another job"):
+        CliRunner().invoke(
+            cli,
+            ["study", "--arms", "none,distill", "--dry-run", "--out", str(tmp_path)],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
 
 
 def test_a_study_is_not_gone_on_with_as_a_sweep(tmp_path: Path) -> None:

@@ -130,11 +130,14 @@ def report_points(
 
 
 def list_points(folder: Path, points: "Sequence[Point]", options: dict[str, Any]) -> None:
-    """The points, and at most how long they take."""
+    """The points, and how long they take; UsageError where the folder has runs of other jobs."""
     from canal_mpi.show import duration
     from canal_mpi.sweep import estimate
     from canal_mpi.sweep.engine import cores
+    from canal_mpi.sweep.folder import check_same_job
 
+    for point in points:
+        check_same_job(folder / point.name, point)
     slots = options["slots"] or cores()
     done = estimate.finished_seconds(folder, points)
     left = [point for point in points if point.name not in done]
@@ -143,10 +146,10 @@ def list_points(folder: Path, points: "Sequence[Point]", options: dict[str, Any]
     click.echo(f" {'point':<{width}}  ranks  time")
     for point in points:
         time = times.get(point.name)
-        words = f"about {duration(time)} or less" if time is not None else "is finished"
+        words = f"about {duration(time)}" if time is not None else "is finished"
         click.echo(f" {point.name:<{width}}  {point.ranks:>5}  {words}")
     total = estimate.together(left, [times[point.name] for point in left], slots)
     click.echo(
         f" {len(points)} points, {len(done)} finished · with {slots} slots about "
-        f"{duration(total)} or less (as if no lesson helped) · {folder}"
+        f"{duration(total)} (as if no lesson helped) · {folder}"
     )

@@ -61,12 +61,13 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"study-{points[0].job.name}")).absolute()
-    if options["dry_run"]:
-        return list_points(folder, points, options)
     if options["report"]:
         return report_points(folder, points, write.collect)
     if options["resume"] is None:
         points = _with_others(folder, points)
+    if options["dry_run"]:
+        return list_points(folder, points, options)
+    if options["resume"] is None:
         save(folder, points)
     ctx.exit(run_points("study", folder, points, options, lambda: write.collect(folder, points)))
 

@@ -56,7 +56,7 @@ def shared(comparison: Comparison, group: Group) -> str:
     low, high = (found[f"probability of improvement, {side}"] for side in ("low", "high"))
     advantage = found["TA_mean(80%)"]
     words += (
-        f" A score is better than without sharing with probability {chance:.0%} "
+        f" A score right after a task is better than without sharing with probability {chance:.0%} "
         f"({low:.0%} to {high:.0%})."
     )
     if min(len(group.runs), len(comparison.baseline.runs)) == 1:

@@ -7,6 +7,7 @@ from itertools import combinations
 from canal_mpi import config, pick
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
+from canal_mpi.sweep.folder import REHEARSES
 from canal_mpi.sweep.grid import Axis, Choice, Point, crowds, name_of, named_twice, whole_job
 
 NONE, DEFAULT = "none", "distill"  # the two main arms
@@ -73,8 +74,9 @@ def points_of_study(
     job = config.resolve(flags, job_file)
     _check(flags, job)
     ways = [_Way(name, ARMS[name].flags, agents[0], topologies[0]) for name in arms]
-    if len(set(topologies)) < len(topologies):
-        raise UsageError("--topologies names one twice.")
+    for option, named in (("--topologies", topologies), ("--agents", agents)):
+        if len(set(named)) < len(named):
+            raise UsageError(f"{option} names one twice.")
     for topology in topologies[1:]:
         ways.append(_Way(f"{DEFAULT}-{topology}", ARMS[DEFAULT].flags, agents[0], topology))
     for number in agents[1:]:
@@ -100,7 +102,7 @@ def points_of_study(
 
 def _check(flags: Layer, job: Job) -> None:
     """Refuse what makes no study, before anything is started."""
-    for key in ("share.policy", "reuse.mode", "share.topology"):
+    for key in ("share.policy", "reuse.mode", "reuse.network", "share.topology"):
         if key in flags:
             raise UsageError(f"{key} is what a study varies: give --arms or --topologies.")
     if flags.get("evaluation.tasks") == "current":
@@ -114,16 +116,23 @@ def _check(flags: Layer, job: Job) -> None:
 def check_alike(points: Sequence[Point]) -> None:
     """Refuse arms that differ in more than what makes an arm: they could not be compared."""
     arms = [point for point in points if point.settings["arm"] not in (EXPERT, RANDOM)]
-    varied = {"seed", "share.topology"}.union(*(arm.flags for arm in ARMS.values()))
+    varied = {"seed"}.union(*(arm.flags for arm in ARMS.values()))
     for one, other in combinations(arms, 2):
         odd = config.differences(one.job, other.job)
         silent = "none" in (one.job.share.policy, other.job.share.policy)
         for key, (a, b) in odd.items():
-            if key not in varied and not (silent and key.startswith("reuse.")):
+            known = key in varied or (key == "share.topology" and (silent or _named(one, other)))
+            mute = silent and key.startswith("reuse.") and key != REHEARSES
+            if not known and not mute:
                 raise UsageError(
                     f"{one.name} and {other.name} differ in {key} ({a!r} and {b!r}), so they can't "
                     "be compared in one study: name another --out."
                 )
+
+
+def _named(*points: Point) -> bool:
+    """Whether the topology of one of them is in the name of its arm."""
+    return any(p.settings["arm"].endswith(f"-{p.job.share.topology}") for p in points)
 
 
 @dataclass(frozen=True)

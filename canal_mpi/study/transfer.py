@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from canal_mpi.results import measures as m
-from canal_mpi.results.reading import Run
 from canal_mpi.results.summary import Measured
-from canal_mpi.types import Array
+from canal_mpi.study.level import CLEARLY, episodes_after
+from canal_mpi.study.pairs import Pair
 
 if TYPE_CHECKING:
-    from canal_mpi.study.weigh import Pair, Weighed
+    from canal_mpi.study.weighed import Weighed
 
-CLEARLY = 2.0  # standard errors by which a difference counts
 Count = tuple[int, int]  # how many, and of how many
 
 
@@ -25,6 +24,7 @@ class Harm:
     """Pairs that learnt from a lesson and ended their task clearly below those without sharing."""
 
     pairs: Count = (0, 0)  # agent and task, over all seeds: by how much runs differ
+    told: int = 0  # of these pairs, where one that plays at random would have been found
     runs: Count = (0, 0)  # agent, task and seed: by how much evaluations of one run differ
     chance: float = nan  # the part of `runs` that differs so without sharing, between two seeds
 
@@ -32,36 +32,43 @@ class Harm:
 def harm(arm: "Weighed", base: "Weighed") -> Harm:
     """What an arm did worse than the one without sharing."""
     errors = _evaluation_errors([*arm.runs, *base.runs])
-    alone = {(p.seed, p.agent, p.task): p for p in base.pairs}
-    both = [
-        (pair, alone[key])
-        for pair in arm.pairs
-        if pair.lesson and (key := (pair.seed, pair.agent, pair.task)) in alone
-    ]
+    both = beside(arm.pairs, base.pairs)
+    pairs, told = over_seeds(both, base.pairs)
     if any(np.isnan(error) for error in errors.values()):
-        return Harm(over_seeds(both, base.pairs))  # evaluations of one episode have no error
+        return Harm(pairs, told)  # evaluations of one episode have no error
     runs = [one.learnt < other.learnt - CLEARLY * errors[one.task] for one, other in both]
     equals = list(_other_seeds(base.pairs))
     lower = [one.learnt < other.learnt - CLEARLY * errors[one.task] for one, other in equals]
-    return Harm(over_seeds(both, base.pairs), (sum(runs), len(runs)), m.mean(lower))
+    return Harm(pairs, told, (sum(runs), len(runs)), m.mean(lower))
 
 
-def over_seeds(both: "Sequence[tuple[Pair, Pair]]", alone: "Sequence[Pair]") -> Count:
-    """Agents and tasks whose mean over seeds is lower by more than seeds of an agent scatter."""
-    differences: dict[tuple[int, str], list[float]] = {}
+def beside(pairs: Sequence[Pair], alone: Sequence[Pair]) -> list[tuple[Pair, Pair]]:
+    """Pairs with a lesson beside the same agent, task and seed without sharing."""
+    known = {(p.seed, p.agent, p.task): p for p in alone}
+    keys = [(pair, (pair.seed, pair.agent, pair.task)) for pair in pairs if pair.lesson]
+    return [(pair, known[key]) for pair, key in keys if key in known]
+
+
+def over_seeds(both: Sequence[tuple[Pair, Pair]], alone: Sequence[Pair]) -> tuple[Count, int]:
+    """Agents and tasks whose mean over seeds is lower by more than seeds of an agent scatter,
+    of how many; and how many of these are so good alone that random play would be found lower."""
+    found: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for one, other in both:
-        differences.setdefault((one.agent, one.task), []).append(one.learnt - other.learnt)
-    worse = total = 0
-    for (_, task), found in differences.items():
+        found.setdefault((one.agent, one.task), []).append((one.learnt, other.learnt))
+    worse = total = told = 0
+    for (_, task), scores in found.items():
         ours = _by_agent([one for one, _ in both if one.task == task])
         spread = _spread(*ours, *_by_agent([pair for pair in alone if pair.task == task]))
         if not isnan(spread):
+            least = CLEARLY * spread * sqrt(2 / len(scores))
+            with_it, without = (m.mean(column) for column in zip(*scores, strict=True))
             total += 1
-            worse += m.mean(found) < -CLEARLY * spread * sqrt(2 / len(found))
-    return worse, total
+            worse += with_it < without - least
+            told += without > least
+    return (worse, total), told
 
 
-def _by_agent(pairs: "Sequence[Pair]") -> list[list[float]]:
+def _by_agent(pairs: Sequence[Pair]) -> list[list[float]]:
     """The scores of each agent with every seed: agents may differ, for one by their orders."""
     found: dict[int, list[float]] = {}
     for pair in pairs:
@@ -76,7 +83,7 @@ def _spread(*groups: Sequence[float]) -> float:
     return sqrt(squares / freedom) if freedom > 0 else nan
 
 
-def _other_seeds(pairs: "Sequence[Pair]") -> "Iterator[tuple[Pair, Pair]]":
+def _other_seeds(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
     """Every pair beside the same agent and task of every other seed."""
     same: dict[tuple[int, str], list[Pair]] = {}
     for pair in pairs:
@@ -99,12 +106,3 @@ def _evaluation_errors(runs: Sequence[Measured]) -> dict[str, float]:
         unit = float(runs[0].scale.one[i] - runs[0].scale.zero[i])
         found[task] = float(np.sqrt(2 * m.mean(squares) / max(episodes, 1))) / unit
     return found
-
-
-def episodes_after(run: Run, agent: int, task: int) -> Array:
-    """Scores of the episodes of one agent on a task, right after it learnt it."""
-    places = np.flatnonzero(run.order[agent] == run.tasks[task])
-    if not len(places):
-        return np.zeros(0)
-    scores: Array = run.score[agent, places[0] + 1, task]
-    return scores[~np.isnan(scores)]

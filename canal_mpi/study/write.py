@@ -1,8 +1,7 @@
 """What a study leaves: `study.h5`, a page that compares the arms, and a summary in Markdown."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,28 @@ from canal_mpi.cluster.marker import status_of
 from canal_mpi.report import page, parts, versus
 from canal_mpi.report.style import FIGURE, LIGHT
 from canal_mpi.report.svg import stand_alone
-from canal_mpi.results import measures as m
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import image, write_dataset
 from canal_mpi.results.reading import load
 from canal_mpi.schema import TEXT
-from canal_mpi.show import duration
 from canal_mpi.study.arms import EXPERT, RANDOM, about
-from canal_mpi.study.weigh import PARTS, Level, Pair, Study, Weighed, clearly_above, goals, weigh
+from canal_mpi.study.level import Level
+from canal_mpi.study.pairs import PARTS
+from canal_mpi.study.tables import (
+    ARM_HEAD,
+    SCALE_HEAD,
+    Row,
+    Table,
+    arm_rows,
+    scale_rows,
+    tables,
+)
+from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
+from canal_mpi.study.weighed import Interval, Weighed
 from canal_mpi.sweep.engine import FINISHED
 from canal_mpi.sweep.grid import Point
 
 PICTURE = "progress.svg"
-Row = list[str]
-Interval = tuple[float, float, float]
 
 
 def collect(folder: Path, points: Sequence[Point]) -> list[str]:
@@ -54,173 +61,13 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     return [f"Results: {folder / 'study.h5'}", f"Report:  {folder / 'report.html'}", "", text]
 
 
-# ── tables, for Markdown and for the page ──────────────────────────────────────────────────────
-
-
-def scale_rows(tasks: Sequence[str], random: Level, expert: Level) -> Iterable[Row]:
-    """Random play and experts of every task."""
-    above = clearly_above(expert, random)
-    for i, task in enumerate(tasks):
-        counts = "yes" if above[i] else "left out"
-        levels = [f"{x.mean[i]:.1f} ± {x.error[i]:.1f}" for x in (random, expert)]
-        yield [task, *levels, counts]
-
-
-SCALE_HEAD = ["game", "random play", "expert", "counts"]
-
-
-def arm_rows(study: Study) -> Iterable[Row]:
-    """What every arm cost and reached."""
-    for arm in study.arms:
-        yield [
-            arm.label,
-            str(len(arm.runs)),
-            str(arm.group.agents),
-            f"{arm.steps:,.0f}",
-            "–" if arm.part else duration(arm.seconds),
-            _range(arm.average),
-            _range(arm.iqm),
-            _range(arm.improvement),
-            *(_range(arm.advantage(part)) for part in PARTS),
-            _range(arm.forgetting),
-            _share(arm.worse.pairs),
-            str(arm.dropped),
-        ]
-
-
-ARM_HEAD = [
-    "arm",
-    "seeds",
-    "agents",
-    "environment steps",
-    "time in tasks",
-    "average performance",
-    "IQM",
-    "P(better than none at the end)",
-    *(f"TA_mean({part:.0%})" for part in PARTS),
-    "forgetting",
-    "clearly worse pairs",
-    "lessons dropped",
-]
-
-
-def speed_rows(study: Study) -> Iterable[Row]:
-    """How soon pairs of agent and task reach a part of the expert's score."""
-    for arm in study.arms:
-        found = [arm.reached(k) for k in range(len(PARTS))]
-        yield [
-            arm.label,
-            str(len(arm.pairs)),
-            *(f"{there}" for there, _, _ in found),
-            *(_number(steps, 0) for _, steps, _ in found),
-            *("–" if arm.part else _number(seconds, 0) for _, _, seconds in found),
-        ]
-
-
-SPEED_HEAD = [
-    "arm",
-    "pairs",
-    *(f"reach {part:.0%}" for part in PARTS),
-    *(f"own steps to {part:.0%}" for part in PARTS),
-    *(f"seconds to {part:.0%}" for part in PARTS),
-]
-
-
-def shell_rows(study: Study) -> Iterable[Row]:
-    """ShELL's measures, and what the lessons weighed."""
-    for arm in study.arms:
-        instant, total = arm.learning_advantage
-        points = 100 * arm.hns
-        each = arm.megabytes / points if points > 0 else float("nan")
-        yield [
-            arm.label,
-            _number(arm.icr, 2),
-            _number(instant, 2),
-            _number(total, 2),
-            _number(arm.megabytes, 1) if arm.megabytes else "–",
-            _number(points, 0) if arm.megabytes else "–",
-            _number(each, 3) if arm.megabytes else "–",
-        ]
-
-
-SHELL_HEAD = [
-    "arm",
-    "ICR",
-    "ILA",
-    "TLA",
-    "MB of lessons",
-    "HNS points gained",
-    "MB a point of HNS",
-]
-
-
-def harm_rows(study: Study) -> Iterable[Row]:
-    """Negative transfer of the arms that share."""
-    for arm in study.arms:
-        if arm.base is not None and arm.group.shares:
-            chance = arm.worse.chance
-            found = ["–" if np.isnan(chance) else f"{chance:.0%}"]
-            yield [arm.label, _share(arm.worse.pairs), _share(arm.worse.runs), *found]
-
-
-HARM_HEAD = [
-    "arm",
-    "agent and task, over all seeds",
-    "agent, task and seed, by their evaluations",
-    "the same between two seeds without sharing",
-]
-HARM = (
-    "Pairs that learnt from a lesson and ended the task clearly below the same agent without "
-    "sharing: by more than two standard errors. Over all seeds the error is that of runs, which "
-    "differ in their training (with one seed it is not known); of a single run it is that of its "
-    "evaluation alone, and then many pairs differ by chance: the last column tells how many do so "
-    "without any sharing."
-)
-
-
-def task_rows(study: Study, measure: Callable[[Pair], float]) -> Iterable[Row]:
-    """Mean of something by arm and task, with its standard error over agents and seeds."""
-    for arm in study.arms:
-        by_task = [
-            np.array([measure(pair) for pair in arm.pairs if pair.task == task])
-            for task in study.comparison.tasks
-        ]
-        errors = [x.std() / np.sqrt(max(len(x) - 1, 1)) if len(x) else np.nan for x in by_task]
-        means = [m.mean(x) for x in by_task]
-        yield [
-            arm.label,
-            *(f"{_number(a, 2)} ± {_number(b, 2)}" for a, b in zip(means, errors, strict=True)),
-        ]
-
-
-BY_GAME: dict[str, Callable[[Pair], float]] = {
-    "Game by game, right after the task": lambda pair: pair.learnt,
-    "Game by game, lost from then to the end": lambda pair: pair.learnt - pair.final,
-}
-
-
-def _share(count: tuple[int, int]) -> str:
-    return f"{count[0]} of {count[1]}" if count[1] else "–"
-
-
-def _number(value: float, digits: int) -> str:
-    return f"{value:,.{digits}f}" if isfinite(value) else "–" if np.isnan(value) else "not"
-
-
-def _range(values: Interval) -> str:
-    value, low, high = values
-    if np.isnan(value):
-        return "–"
-    return f"{value:.2f} ({low:.2f} – {high:.2f})" if isfinite(low) else f"{value:.2f}"
-
-
 # ── Markdown ───────────────────────────────────────────────────────────────────────────────────
 
 
 def summary(study: Study, point: Point, left: Sequence[str]) -> str:
     """The study on one page of Markdown."""
     job, tasks = point.job, study.comparison.tasks
-    counted = f"{len(tasks)} of {len(study.tasks)} games count" if not study.counts.all() else ""
+    counted = "" if study.counts.all() else f"{len(tasks)} of {len(study.tasks)} games count."
     frames = next(iter(study.arms)).runs[0].run.setting("train.frames")
     lines = [
         "# Does sharing pay?",
@@ -236,9 +83,10 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         "",
         f"Mean score and standard error ({study.random.episodes} episodes at random, "
         f"{study.expert.episodes} of experts, evaluation episodes of at most "
-        f"{job.evaluation.max_steps:,} steps). A game counts where the experts beat random play by "
-        "more than two standard errors and by more than episodes scatter (their standard "
-        f"deviation). {counted}".strip(),
+        f"{job.evaluation.max_steps:,} steps); the error is that of episodes or that of runs, "
+        "whichever is larger. A game counts where the experts beat random play by more than two "
+        "standard errors and by more than episodes scatter (their standard deviation). "
+        f"Intervals below take this scale as exact. {counted}".strip(),
         "",
         *_table(SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         "## The arms",
@@ -248,31 +96,14 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *_table(ARM_HEAD, arm_rows(study)),
         f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
         "",
-        "Environment steps: of all agents together. "
+        "Environment steps: of all agents together, in training. An arm is compared with the one "
+        "without sharing on the seeds that both have. "
         f"TA_mean is 0 where agents that share never get there.{_note_on_parts(study)}",
         "",
-        *_harm_lines(study),
-        "## Steps and time to a part of the expert's score",
-        "",
-        "Medians over pairs of agent and task, of own steps and of wall time on the task; "
-        "`not`: less than half of the pairs got there.",
-        "",
-        *_table(SPEED_HEAD, speed_rows(study)),
-        "## All agents together (ShELL), and what lessons weigh",
-        "",
-        "ILA and TLA are over single agents, which are those of the arm without sharing.",
-        "",
-        *_table(SHELL_HEAD, shell_rows(study)),
     ]
-    for title, measure in BY_GAME.items():
-        lines += [f"## {title}", "", "Mean and standard error over agents and seeds.", ""]
-        lines += _table(["arm", *tasks], task_rows(study, measure))
+    for table in tables(study):
+        lines += [f"## {table.title}", "", table.about, "", *_table(table.head, table.rows)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _harm_lines(study: Study) -> list[str]:
-    rows = list(harm_rows(study))
-    return ["## Negative transfer", "", HARM, "", *_table(HARM_HEAD, rows)] if rows else []
 
 
 def _note_on_parts(study: Study) -> str:
@@ -283,7 +114,7 @@ def _note_on_parts(study: Study) -> str:
 
 def _goal_lines(study: Study) -> list[str]:
     rows = [[want, found, _verdict(met)] for want, found, met in goals(study)]
-    return [*_table(["goal", "found", ""], rows)] if rows else []
+    return [*_table(["goal", f"found, {seeds_of_goals(study)}", ""], rows)] if rows else []
 
 
 def _verdict(met: bool | None) -> str:
@@ -315,28 +146,18 @@ def _page(study: Study, left: Sequence[str]) -> str:
         f'<p class="quiet">{escape(about_scale)}</p>',
         parts.note(f"Not finished yet: {', '.join(left)}.") if left else "",
         f'<div class="cards">{cards}</div>' if cards else "",
+        f'<p class="quiet">The goals are told by {seeds_of_goals(study)}.</p>' if cards else "",
         parts.table("The scale", SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         parts.table("The arms", ARM_HEAD, arm_rows(study), "arms"),
-        *_harm_parts(study),
-        parts.table(
-            "Medians over pairs of agent and task; `not`: less than half got there",
-            SPEED_HEAD,
-            speed_rows(study),
-        ),
-        parts.table("All agents together, and what lessons weigh", SHELL_HEAD, shell_rows(study)),
-        *(
-            parts.table(title, ["arm", *study.comparison.tasks], task_rows(study, measure))
-            for title, measure in BY_GAME.items()
-        ),
+        *(_part(table) for table in tables(study)),
         page.compared(study.comparison),
     ]
     return page.document("Does sharing pay?", "".join(body))
 
 
-def _harm_parts(study: Study) -> list[str]:
-    rows = list(harm_rows(study))
-    words = f'<p class="quiet">{escape(HARM)}</p>'
-    return [parts.table("Negative transfer", HARM_HEAD, rows), words] if rows else []
+def _part(table: Table) -> str:
+    words = f'<p class="quiet">{escape(table.about)}</p>'
+    return parts.table(table.title, table.head, table.rows) + words
 
 
 # ── HDF5 ───────────────────────────────────────────────────────────────────────────────────────
@@ -404,8 +225,18 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
             [arm.worse.chance for arm in arms],
             "part of pairs that differ so between two seeds without sharing",
         ),
+        "worse_told": (
+            [arm.worse.told for arm in arms],
+            "of lesson_pairs, where a student that plays at random would have been found",
+        ),
+        "exams": ([arm.exams[0] for arm in arms], "evaluations of a run that steer its agents"),
+        "exam_steps": ([arm.exams[1] for arm in arms], "their environment steps, estimated"),
         "dropped": ([arm.dropped for arm in arms], "tasks whose lessons the admission refused"),
         "megabytes": ([arm.megabytes for arm in arms], "lessons of a run"),
+        "megabytes_that_count": (
+            [arm.megabytes_that_count for arm in arms],
+            "lessons of a run, of tasks that count",
+        ),
         "hns": ([arm.hns for arm in arms], "human-normalised score gained with lessons, of a run"),
     }
     ranges: dict[str, tuple[list[Interval], str]] = {
@@ -417,6 +248,10 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
     for part in PARTS:
         values = [arm.advantage(part) for arm in arms]
         ranges[f"ta_mean_{part:.0%}"] = (values, f"TA_mean({part:.0%})")
+        found[f"ta_mean_{part:.0%}_with_exams"] = (
+            [arm.advantage_with_exams(part) for arm in arms],
+            f"TA_mean({part:.0%}) if evaluations that steer counted",
+        )
     return found | {n: (list(v), f"{w}: value, low, high (95 %)") for n, (v, w) in ranges.items()}
 
 
