@@ -7,6 +7,7 @@ import numpy as np
 from canal_mpi.report import svg
 from canal_mpi.report.figures import Figure
 from canal_mpi.report.svg import Axes, colour, number, path, picture, tag
+from canal_mpi.results import measures as m
 from canal_mpi.results.compare import PARTS, Comparison, Group
 from canal_mpi.types import Array
 
@@ -20,7 +21,7 @@ def progress(comparison: Comparison, names: bool = False) -> Figure:
     """
     groups = [group for group in comparison.groups if group.whole]
     lines = [(group, *group.progress()) for group in groups]
-    bands = [band(scores) for _, _, scores in lines]
+    bands = [band(scores, group.agents) for group, _, scores in lines]
     values = [float(v) for pair in bands for side in pair for v in side]
     most = max((float(steps[-1]) for _, steps, _ in lines), default=1.0)
     axes = Axes(46, 22, 480, 230, (0, most), svg.span(values))
@@ -41,7 +42,9 @@ def progress(comparison: Comparison, names: bool = False) -> Figure:
     if names:
         parts += _names([(group.label, comparison.groups.index(group)) for group, *_ in lines])
     drawing = picture(540, 290, "Score against steps", "; ".join(told) or "nothing known", *parts)
-    words = "Mean over agents and tasks after each round, with 95 % bootstrap bands over agents."
+    words = (
+        "Mean over agents and tasks after each round; 95 % bootstrap bands over runs, then agents."
+    )
     return Figure("progress", "How fast agents get better", drawing, words)
 
 
@@ -55,10 +58,11 @@ def _names(groups: Sequence[tuple[str, int]]) -> list[str]:
     return found
 
 
-def band(scores: Array) -> tuple[Array, Array]:
-    """95 % bootstrap interval of the mean over rows, for every column."""
+def band(scores: Array, crowd: int) -> tuple[Array, Array]:
+    """95 % interval of the mean over rows, for every column: runs are drawn, then their agents."""
     rng = np.random.Generator(np.random.PCG64(0))
-    draws = rng.integers(len(scores), size=(DRAWS, len(scores)))
+    whole = crowd if len(scores) % crowd == 0 else 1  # runs of several sizes: agents alone
+    draws = m.rows_of_runs(len(scores), whole, rng, (DRAWS,))
     low, high = np.percentile(scores[draws].mean(axis=1), [2.5, 97.5], axis=0)
     return low, high
 
@@ -124,4 +128,4 @@ def _spread(group: Group, task: int) -> tuple[Array, Array, Array]:
     if not len(known):
         nothing = np.full(101, np.nan)
         return nothing, nothing, nothing
-    return known.mean(axis=0), *band(known)
+    return known.mean(axis=0), *band(known, group.agents if len(known) == len(curves) else 1)

@@ -121,7 +121,7 @@ def _harm_table(study: Study) -> Table:
     head = [
         "arm",
         "agent and task, over all seeds",
-        "of these, found if they played at random",
+        "of these could tell",
         "agent, task and seed, by their evaluations",
         "the same between two seeds without sharing",
     ]
@@ -139,11 +139,10 @@ def _harm_table(study: Study) -> Table:
         "Pairs that learnt from a lesson and ended the task clearly below the same agent without "
         "sharing: by more than two standard errors. Over all seeds the error is that of runs, "
         "which differ in their training; an arm with one seed takes it from the seeds of the arm "
-        "without sharing. Where it is large, nothing but a much better score alone could show "
-        "harm: the next column counts the pairs in which a student that plays at random would "
-        "have been found. Of a single run the error is that of its evaluation alone, and then many "
-        "pairs differ by chance: the last column tells how many do so without any sharing. "
-        "Lessons that were dropped are not among the pairs."
+        "without sharing. Where it is large, little could show harm: a pair could tell where a "
+        "student that plays at random would have been found. Of a single run the error is that of "
+        "its evaluation alone, and then many pairs differ by chance: the last column tells how "
+        "many do so without any sharing. Lessons that were dropped are not among the pairs."
     )
     return Table("Negative transfer", about, head, rows)
 

@@ -172,7 +172,7 @@ def _advantage_goal(arm: Weighed) -> Goal:
 
 def _harm_goal(arm: Weighed) -> Goal:
     (worse, pairs), told = arm.worse.pairs, arm.worse.told
-    found = f"{worse} of {pairs}; {told} of them could have been found at random play"
+    found = f"{worse} of {pairs} ({told} could tell)"
     return (
         "negative transfer in at most 1 of 20 pairs",
         found if pairs else "one seed can't tell",

@@ -1,6 +1,7 @@
 """What a study leaves: `study.h5`, a page that compares the arms, and a summary in Markdown."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import image, write_dataset
 from canal_mpi.results.reading import load
 from canal_mpi.schema import TEXT
-from canal_mpi.study.arms import EXPERT, RANDOM, about
+from canal_mpi.study.arms import DEFAULT, EXPERT, NONE, RANDOM, about
 from canal_mpi.study.level import Level
 from canal_mpi.study.pairs import PARTS
 from canal_mpi.study.tables import (
@@ -94,7 +95,7 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
         *(f"- `{arm.label}`: {about(arm.label)}." for arm in study.arms),
         "",
         *_table(ARM_HEAD, arm_rows(study)),
-        f"![Mean score over agents and tasks against environment steps, by arm]({PICTURE})",
+        f"![Mean score over agents and tasks against environment steps]({PICTURE})",
         "",
         "Environment steps: of all agents together, in training. An arm is compared with the one "
         "without sharing on the seeds that both have. "
@@ -127,8 +128,10 @@ def _table(head: Sequence[str], rows: Iterable[Row]) -> list[str]:
 
 
 def _picture(study: Study) -> str:
-    """How fast the agents of each arm get better, as a file of its own."""
-    figure = versus.progress(study.comparison, names=True)
+    """How fast agents get better, as a file of its own: the main arms, where there are any."""
+    main = [group for group in study.comparison.groups if group.label in (NONE, DEFAULT)]
+    shown = replace(study.comparison, groups=main or study.comparison.groups)
+    figure = versus.progress(shown, names=True)
     return stand_alone(figure.drawing, LIGHT, FIGURE)
 
 
