@@ -262,32 +262,28 @@ def test_where_runs_differ_more_than_they_reach_no_harm_could_be_found() -> None
     assert over_seeds(both, alone) == ((0, 1), 0)
 
 
-def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path) -> None:
-    """Without sharing seed 2 ends at 60 instead of 80: clearly worse, one way of two."""
-    chance = load(write_run(tmp_path / "random", agents=1, score=lambda *key: 0.0, share=False))
-    best = load(write_run(tmp_path / "expert", agents=1, score=expert, share=False))
+def uneven(folder: Path, first: float, second: float, sharing: float) -> Study:
+    """Without sharing seeds 1 and 2 end at these scores; the arm that shares has seed 2 alone."""
+    chance = load(write_run(folder / "random", agents=1, score=lambda *key: 0.0, share=False))
+    best = load(write_run(folder / "expert", agents=1, score=expert, share=False))
     nones = [
-        load(write_run(tmp_path / f"none-{seed}", score=learnt(score), share=False, seed=seed))
-        for seed, score in ((1, 80), (2, 60))
+        load(write_run(folder / f"none-{seed}", score=learnt(score), share=False, seed=seed))
+        for seed, score in ((1, first), (2, second))
     ]
-    shared = load(write_run(tmp_path / "distill", score=learnt(70), seed=2))
+    shared = load(write_run(folder / "distill", score=learnt(sharing), seed=2))
     study = weigh({"none": nones, "distill": [shared]}, [best], [chance])
     assert study is not None
-    found = study.arms[1].worse
+    return study
+
+
+def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path) -> None:
+    """Without sharing seed 2 ends at 60 instead of 80: clearly worse, one way of two."""
+    found = uneven(tmp_path, 80, 60, 70).arms[1].worse
     assert found.chance == 0.5 and found.runs == (0, 2)  # 70 against 60
 
 
 def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
-    """Without sharing seed 1 ends at 80 and seed 2 at 40; the arm has seed 2 alone."""
-    chance = load(write_run(tmp_path / "random", agents=1, score=lambda *key: 0.0, share=False))
-    best = load(write_run(tmp_path / "expert", agents=1, score=expert, share=False))
-    nones = [
-        load(write_run(tmp_path / f"none-{seed}", score=learnt(score), share=False, seed=seed))
-        for seed, score in ((1, 80), (2, 40))
-    ]
-    shared = load(write_run(tmp_path / "distill", score=learnt(50), seed=2))
-    study = weigh({"none": nones, "distill": [shared]}, [best], [chance])
-    assert study is not None
+    study = uneven(tmp_path, 80, 40, 50)
     arm = study.arms[1]
     assert arm.matched is not None and arm.matched[1].average[0] == pytest.approx(0.4)
     assert arm.improvement[0] == 1.0 and arm.advantage(0.9)[0] > 1
