@@ -4,6 +4,7 @@ from dataclasses import replace
 from math import inf, isnan
 from pathlib import Path
 from shutil import copytree
+from time import sleep
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,7 +18,7 @@ from madeup import GAMES, Score, write_run
 from canal_mpi.cli import cli
 from canal_mpi.commands.study import _with_others
 from canal_mpi.config import from_toml
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.results.reading import load
 from canal_mpi.results.verify import verify
 from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
@@ -32,7 +33,7 @@ from canal_mpi.sweep.grid import Point, seeds
 
 ORDERS = (GAMES, (*GAMES[1:], GAMES[0]))  # of two agents that rotate
 PUBLISHED = Path(__file__).parents[1] / "docs" / "study"
-LITTLE: dict[str, object] = {"tasks": ["CartPole-v1"], "train.frames": 500}
+LITTLE: dict[str, object] = {"tasks": ["CartPole-v1"], "order": "same", "train.frames": 500}
 
 
 def points(**changes: object) -> list[Point]:
@@ -61,12 +62,13 @@ def test_the_scale_comes_first_then_the_main_arms_then_others_with_fewer_seeds()
 def test_other_numbers_of_agents_and_topologies_are_run_with_the_main_arms_only() -> None:
     """Fewer agents without sharing are the first ones of `none`, more of them are run."""
     given = {"topologies": ["full", "ring"], "seeds": seeds("1", 7)}
-    found = points(arms=["none"], agents=[3, 2, 4], **given)
+    found = points(arms=["none", "distill"], agents=[3, 2, 4], **given)
     ranks = {point.name: (point.ranks, point.job.share.topology) for point in found}
     assert ranks == {
         "random_seed-7": (1, "full"),
         "expert_seed-7": (1, "full"),
         "none_seed-7": (3, "full"),
+        "distill_seed-7": (3, "full"),
         "distill-ring_seed-7": (3, "ring"),
         "distill-2_seed-7": (2, "full"),
         "none-4_seed-7": (4, "full"),
@@ -113,6 +115,8 @@ def test_settings_of_the_user_win_over_those_of_the_study() -> None:
         ({"topologies": ["full", "full"]}, "twice"),
         ({"agents": [3, 2, 2]}, "--agents names one twice"),
         ({"agents": [3, 3]}, "--agents names one twice"),
+        ({"arms": ["none"], "agents": [3, 2]}, "tried with distill: add it to --arms"),
+        ({"arms": ["none"], "topologies": ["full", "ring"]}, "tried with distill"),
         ({"flags": LITTLE | {"reuse.network": False}}, "what a study varies"),
         ({"arms": ["os:path"]}, "unknown arm"),
         ({"flags": LITTLE | {"share.policy": "simnet"}}, "what a study varies"),
@@ -425,12 +429,17 @@ def test_without_experts_or_where_none_is_better_than_chance_there_is_no_study(
 # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
 
 
+def made(folder: Path, arm: str, ranks: int) -> Point:
+    """The point whose run was made up in this folder, or one that has none yet."""
+    file = folder / arm / "job.toml"
+    job = from_toml(file.read_text()) if file.exists() else points()[0].job
+    return Point(arm, job, ranks, {"arm": arm, "seed": "1"})
+
+
 def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path) -> None:
     a_study(tmp_path)
     there = {"random": 1, "expert": 1, "none": 2, "distill": 2, "mix": 2}
-    job = points()[0].job
-    all_points = [Point(n, job, ranks, {"arm": n, "seed": "1"}) for n, ranks in there.items()]
-    said = collect(tmp_path, all_points)
+    said = collect(tmp_path, [made(tmp_path, arm, ranks) for arm, ranks in there.items()])
     assert said[0] == f"Results: {tmp_path / 'study.h5'}"
     text = (tmp_path / "summary.md").read_text()
     assert "Not finished yet: mix." in text
@@ -463,11 +472,39 @@ def test_the_published_study_is_what_its_runs_tell(tmp_path: Path) -> None:
 def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path) -> None:
     for name, agents in (("random", 1), ("expert", 1), ("none", 2)):
         write_run(tmp_path / name, agents=agents, score=lambda *key: 0.0, share=False)
-    job = points()[0].job
-    there = [Point(n, job, 1, {"arm": n, "seed": "1"}) for n in ("random", "expert", "none")]
+    (tmp_path / "report.html").write_text("of runs that are no longer there")
+    there = [made(tmp_path, arm, 1) for arm in ("random", "expert", "none")]
     said = "\n".join(collect(tmp_path, there))
     assert "nothing can be weighed" in said
     assert "| Krull | 0.0 ± 1.0 | 0.0 ± 1.0 | left out |" in said
+    assert (tmp_path / "summary.md").read_text() in said
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_run_of_another_job_is_left_out_and_said(tmp_path: Path) -> None:
+    """The run.h5 of `none` was copied over that of `distill`."""
+    a_study(tmp_path)
+    there = [made(tmp_path, arm, 2) for arm in ("random", "expert", "none", "distill")]
+    (tmp_path / "distill/run.h5").write_bytes((tmp_path / "none/run.h5").read_bytes())
+    said = collect(tmp_path, there)
+    assert said[0].startswith("distill is left out: its run.h5 is of another job (share.policy: ")
+    assert "| distill |" not in (tmp_path / "summary.md").read_text()
+
+
+def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
+    a_study(tmp_path)
+    there = [made(tmp_path, arm, 2) for arm in ("random", "expert", "none", "distill")]
+    found = []
+    for _ in range(2):
+        collect(tmp_path, there)
+        found.append((tmp_path / "study.h5").read_bytes())
+        sleep(1.1)  # times in HDF5 are whole seconds
+    assert found[0] == found[1]
+
+
+def test_the_page_compares_arms_that_have_all_seeds(tmp_path: Path) -> None:
+    study = uneven(tmp_path, 80, 40, 50)
+    assert [group.label for group in study.comparison.groups] == ["none"]
 
 
 def test_runs_with_another_number_of_agents_are_not_taken_for_those_of_a_study(
@@ -531,7 +568,7 @@ def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
 
 def test_arms_of_another_topology_are_compared_where_their_name_tells_it(tmp_path: Path) -> None:
     save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    more = points(arms=["none"], topologies=["full", "ring"], seeds=seeds("1", 1))
+    more = points(arms=["distill"], topologies=["full", "ring"], seeds=seeds("1", 1))
     assert "distill-ring_seed-1" in {point.name for point in _with_others(tmp_path, more)}
     with pytest.raises(UsageError, match=r"share\.topology"):
         _with_others(tmp_path, points(arms=["replay"], topologies=["ring"], seeds=seeds("1", 1)))
@@ -548,15 +585,54 @@ def test_a_dry_run_over_runs_of_another_job_is_refused_like_the_run(tmp_path: Pa
         )
 
 
-def test_a_study_is_not_gone_on_with_as_a_sweep(tmp_path: Path) -> None:
-    save(tmp_path, points())
-    with pytest.raises(UsageError, match="holds a study"):
+SMALL = ("--tasks", "CartPole-v1", "--order", "same", "--frames", "500")
+
+
+@pytest.mark.parametrize(
+    ("made_by", "words"),
+    [
+        ("study", ["sweep", "--resume", "{}", "--report"]),
+        ("study", ["sweep", *SMALL, "--policies", "none", "--out", "{}"]),
+        ("study", ["sweep", *SMALL, "--policies", "none", "--out", "{}", "--dry-run"]),
+        ("sweep", ["study", "--resume", "{}"]),
+        ("sweep", ["study", *SMALL, "--arms", "none,distill", "--out", "{}"]),
+    ],
+)
+def test_a_folder_holds_a_study_or_a_sweep(tmp_path: Path, made_by: str, words: list[str]) -> None:
+    point = points()[0]
+    save(tmp_path, [point if made_by == "study" else replace(point, settings={"seed": "1"})])
+    before = (tmp_path / "sweep.json").read_bytes()
+    with pytest.raises(UsageError, match=f"holds a {made_by}"):
         CliRunner().invoke(
             cli,
-            ["sweep", "--resume", str(tmp_path), "--report"],
+            [word.format(tmp_path) for word in words],
             standalone_mode=False,
             catch_exceptions=False,
         )
+    assert (tmp_path / "sweep.json").read_bytes() == before
+
+
+def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    flags = LITTLE | {"order": "canal"}
+    with pytest.raises(UsageError, match="order 'canal' knows the ten games only"):
+        save(tmp_path / "new", points(flags=flags))
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, r"none_seed-1\.toml can't be read: No such file"),
+        ("foo = [", r"none_seed-1\.toml is not as canal-mpi writes it: "),
+        ('[train]\nframes = "many"', r"none_seed-1\.toml is not as .*train\.frames = 'many'"),
+    ],
+)
+def test_a_damaged_job_file_is_named(tmp_path: Path, text: str | None, words: str) -> None:
+    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
+    file = tmp_path / "jobs" / "none_seed-1.toml"
+    file.unlink() if text is None else file.write_text(text)
+    with pytest.raises(DamagedData, match=words):
+        load_points(tmp_path)
 
 
 def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
@@ -578,8 +654,7 @@ def test_the_summary_is_a_page_of_markdown(tmp_path: Path) -> None:
 
 def test_negative_transfer_is_not_explained_where_nobody_shares(tmp_path: Path) -> None:
     a_study(tmp_path)
-    found = [Point(n, points()[0].job, 1, {"arm": n, "seed": "1"}) for n in ("random", "expert")]
-    collect(tmp_path, [*found, Point("none", points()[0].job, 2, {"arm": "none", "seed": "1"})])
+    collect(tmp_path, [made(tmp_path, arm, 2) for arm in ("random", "expert", "none")])
     for name in ("summary.md", "report.html"):
         assert "Negative transfer" not in (tmp_path / name).read_text()
 
@@ -588,7 +663,7 @@ def test_negative_transfer_is_not_explained_where_nobody_shares(tmp_path: Path) 
     ("arguments", "words"),
     [
         (["--arms", "none,distil"], "distill"),
-        (["--agents", "1"], "expected numbers of 2 or more"),
+        (["--agents", "1"], "expected numbers from 2 to 4096"),
         (["--report"], "of which study?"),
         (["--resume", "x", "--arms", "none"], "leave out --arms"),
         (["--seeds", "x"], "expected how many"),

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from madeup import write_run
 from canal_mpi.cli import cli
 from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
+from canal_mpi.commands.sweep import _with_finished
 from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.job import EvaluationConfig, Job, MemoryConfig
 from canal_mpi.results.hdf5 import write_arrays
@@ -253,6 +255,52 @@ def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "logs").exists() and not (tmp_path / "b").exists()
     with pytest.raises(UsageError, match="of which sweep"):
         cli(["sweep", "--report"], standalone_mode=False)
+
+
+def test_a_report_says_how_runs_that_are_not_finished_were_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["stopped", "died", "torn", "failed", "new"]
+    save(tmp_path, [a_point(name) for name in names])
+    write_run(tmp_path / "stopped", status="stopped")
+    write_run(tmp_path / "died", status="running")
+    write_run(tmp_path / "torn")
+    (tmp_path / "torn/run.h5").write_bytes(b"hi")
+    for name in names:  # they are of other jobs
+        (tmp_path / name / "job.toml").unlink(missing_ok=True)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/failed.log").write_text("canal-mpi: something\n")
+    cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    told = {words[0]: words[1] for words in lines if words[0] in names}
+    assert told == {
+        "stopped": "stopped",
+        "died": "broken",
+        "torn": "damaged",
+        "failed": "broken",
+        "new": "waiting",
+    }
+
+
+def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
+    one, other = (write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2))
+    assert "@job: seed is 1 against 2" in differences(one, other)
+    assert differences(one, one) == []
+
+
+def test_a_later_sweep_of_a_folder_keeps_what_is_finished(tmp_path: Path) -> None:
+    save(tmp_path, [a_point("a"), a_point("b")])
+    write_run(tmp_path / "a")
+    found = _with_finished(tmp_path, [a_point("c")])
+    assert [point.name for point in found] == ["c", "a"]
+
+
+def test_a_point_that_is_much_smaller_tells_nothing_of_the_time_left(tmp_path: Path) -> None:
+    small, large = a_point("small"), a_point("large")
+    small = replace(small, job=replace(small.job, train=replace(small.job.train, frames=1)))
+    engine = Engine(tmp_path, [small, large], 2)
+    engine.works[0].status, engine.works[0].seconds = FINISHED, 2.0
+    assert isnan(Board(engine).left())
 
 
 def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def folder_options(what: str) -> Callable[[Any], Any]:
 
 
 def words_of(text: str | None) -> list[str]:
-    """The words of a list with commas."""
-    return [word.strip() for word in text.split(",")] if text else []
+    """The words of a list with commas; none where nothing was given."""
+    return [] if text is None else [word.strip() for word in text.split(",")]
 
 
 def known_points(
@@ -67,10 +67,17 @@ def known_points(
     _nothing_else(options, own, what)
     folder = options["resume"].absolute()
     points = load_points(folder)
-    found = "study" if any("arm" in point.settings for point in points) else "sweep"
-    if found != what:
-        raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` goes on with it.")
+    refuse_other(folder, what)
     return folder, points
+
+
+def refuse_other(folder: Path, what: str) -> None:
+    """A folder holds a sweep or a study, never both."""
+    from canal_mpi.sweep.folder import holds
+
+    found = holds(folder)
+    if found not in ("", what):
+        raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` goes on with it.")
 
 
 def _nothing_else(options: dict[str, Any], own: Sequence[str], what: str) -> None:
@@ -121,10 +128,12 @@ def report_points(
 ) -> None:
     """How far the runs are, and what is known of those that are finished; starts nothing."""
     from canal_mpi.sweep.board import Board
-    from canal_mpi.sweep.engine import Engine, cores
+    from canal_mpi.sweep.engine import WAITING, Engine, cores
 
     engine = Engine(folder, points, cores())
     engine.look()
+    for work in engine.of(WAITING):
+        work.status = work.found()
     Board(engine).close()
     click.echo("\n".join(collect(folder, points)))
 
@@ -134,10 +143,9 @@ def list_points(folder: Path, points: "Sequence[Point]", options: dict[str, Any]
     from canal_mpi.show import duration
     from canal_mpi.sweep import estimate
     from canal_mpi.sweep.engine import cores
-    from canal_mpi.sweep.folder import check_same_job
+    from canal_mpi.sweep.folder import check_points
 
-    for point in points:
-        check_same_job(folder / point.name, point)
+    check_points(folder, points)
     slots = options["slots"] or cores()
     done = estimate.finished_seconds(folder, points)
     left = [point for point in points if point.name not in done]

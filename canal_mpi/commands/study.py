@@ -9,6 +9,7 @@ from canal_mpi.commands.points import (
     folder_options,
     known_points,
     list_points,
+    refuse_other,
     report_points,
     run_points,
     words_of,
@@ -61,6 +62,7 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"study-{points[0].job.name}")).absolute()
+        refuse_other(folder, "study")
     if options["report"]:
         return report_points(folder, points, write.collect)
     if options["resume"] is None:
@@ -86,7 +88,7 @@ def _points(options: dict[str, Any]) -> "list[Point]":
         words_of(options["arms"]) or list(arms.ARMS),
         seeds,
         len(seeds.choices) if others is None else others,
-        arms.numbers(options["agents"] or "5"),
+        arms.numbers("5" if options["agents"] is None else options["agents"]),
         words_of(options["topologies"]) or ["full"],
         flags,
         job_file,
@@ -96,9 +98,9 @@ def _points(options: dict[str, Any]) -> "list[Point]":
 def _with_others(folder: Path, points: "list[Point]") -> "list[Point]":
     """Also the runs that an earlier study of this folder has: they count as well."""
     from canal_mpi.study.arms import check_alike
-    from canal_mpi.sweep.folder import load_points
+    from canal_mpi.sweep.folder import holds, load_points
 
-    if not (folder / "sweep.json").is_file():
+    if not holds(folder):
         return points
     names = {point.name for point in points}
     points = [*points, *(point for point in load_points(folder) if point.name not in names)]

@@ -11,6 +11,7 @@ from canal_mpi.commands.points import (
     folder_options,
     known_points,
     list_points,
+    refuse_other,
     report_points,
     run_points,
     words_of,
@@ -76,6 +77,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
+        refuse_other(folder, "sweep")
+        points = _with_finished(folder, points)
         if not options["dry_run"]:
             save(folder, points)
     if options["dry_run"]:
@@ -85,6 +88,18 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     if options["slurm"] is not None:
         return _write_script(options["slurm"], folder, points)
     ctx.exit(_run(folder, points, options))
+
+
+def _with_finished(folder: Path, points: "list[Point]") -> "list[Point]":
+    """Also what an earlier sweep of this folder has finished: it stays in the report."""
+    from canal_mpi.cluster.marker import status_of
+    from canal_mpi.sweep.engine import FINISHED
+    from canal_mpi.sweep.folder import holds, load_points
+
+    names = {point.name for point in points}
+    earlier = load_points(folder) if holds(folder) else []
+    others = [point for point in earlier if point.name not in names]
+    return [*points, *(p for p in others if status_of(folder / p.name) == FINISHED)]
 
 
 def _points(options: dict[str, Any]) -> "list[Point]":

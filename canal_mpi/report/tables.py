@@ -67,8 +67,9 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
     found["IQM right after tasks"] = (m.interquartile_mean(group.learnt), +1)
     found["IQM right after tasks, low"] = (low, 0)
     found["IQM right after tasks, high"] = (high, 0)
-    versus = comparison.versus(group)
-    return found | {name: (value, 0) for name, value in versus.items()}
+    chance, after = "probability of improvement", "probability of improvement right after tasks"
+    versus = comparison.versus(group).items()
+    return found | {name.replace(chance, after): (value, 0) for name, value in versus}
 
 
 def task_rows(measured: Measured) -> Iterator[list[Cell]]:

@@ -21,6 +21,8 @@ SCALAR, WORDS = h5py.h5s.create(h5py.h5s.SCALAR), h5py.string_dtype("utf-8")
 TEXTS = h5py.h5t.py_create(WORDS, logical=True)
 WITH_GROUPS = h5py.h5p.create(h5py.h5p.LINK_CREATE)  # a name may lead through new groups
 WITH_GROUPS.set_create_intermediate_group(True)
+UNTIMED = h5py.h5p.create(h5py.h5p.DATASET_CREATE)  # the same content is the same bytes
+UNTIMED.set_obj_track_times(False)
 MOST = 1 << 36  # bytes of arrays in a file
 FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 
@@ -166,7 +168,7 @@ def write_dataset(group: Any, name: str, column: Any, **attributes: Any) -> None
         column = np.ascontiguousarray(column).reshape(column.shape)
         space = h5py.h5s.create_simple(column.shape) if column.ndim else SCALAR
         kind = h5py.h5t.py_create(column.dtype, logical=True)
-        made = h5py.h5d.create(group.id, name.encode(), kind, space, lcpl=WITH_GROUPS)
+        made = h5py.h5d.create(group.id, name.encode(), kind, space, UNTIMED, WITH_GROUPS)
         if column.size:
             made.write(h5py.h5s.ALL, h5py.h5s.ALL, column)
         dataset = h5py.Dataset(made)

@@ -6,7 +6,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from canal_mpi.errors import UsageError
+from canal_mpi import config
+from canal_mpi.errors import CanalError, UsageError
 from canal_mpi.results.reading import LIMIT, check_dataset, load, open_file, run_file
 
 PARTS = ("run.h5", "evaluations/*.h5", "checkpoints/agent-*/*.h5", "membuf/agent-*/*.h5")
@@ -67,7 +68,8 @@ def differences(a: Path, b: Path) -> list[str]:
         for name in sorted(ours.keys() ^ theirs.keys())
     ]
     for name in sorted(ours.keys() & theirs.keys()):
-        line = _difference(ours[name], theirs[name])
+        compare = _other_job if name == "@job" else _difference
+        line = compare(ours[name], theirs[name])
         lines += [f"{name}: {line}"] if line else []
     return lines
 
@@ -97,6 +99,17 @@ def _collect(group: Any, prefix: str, found: dict[str, Any]) -> None:
             if item.size * item.dtype.itemsize > LIMIT:
                 raise UsageError(f"'{prefix}{name}' is too large to compare.")
             found[f"{prefix}{name}"] = item[()]
+
+
+def _other_job(a: Any, b: Any) -> str:
+    """The settings that differ; those that only one of two versions knows are none."""
+    if a == b:
+        return ""
+    try:
+        odd = config.differences(*(config.from_toml(str(text)) for text in (a, b)))
+    except CanalError:
+        return "differs"
+    return ", ".join(f"{key} is {x!r} against {y!r}" for key, (x, y) in odd.items())
 
 
 def _difference(a: Any, b: Any) -> str:

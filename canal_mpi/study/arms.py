@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from canal_mpi import config, pick
+from canal_mpi.cluster.hostfile import MOST_RANKS
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
 from canal_mpi.sweep.folder import REHEARSES
@@ -77,6 +78,10 @@ def points_of_study(
     for option, named in (("--topologies", topologies), ("--agents", agents)):
         if len(set(named)) < len(named):
             raise UsageError(f"{option} names one twice.")
+    if DEFAULT not in arms and (topologies[1:] or agents[1:]):
+        raise UsageError(
+            f"other topologies and numbers of agents are tried with {DEFAULT}: add it to --arms."
+        )
     for topology in topologies[1:]:
         ways.append(_Way(f"{DEFAULT}-{topology}", ARMS[DEFAULT].flags, agents[0], topology))
     for number in agents[1:]:
@@ -175,5 +180,7 @@ def numbers(text: str) -> list[int]:
     """Numbers of agents, the first for all arms."""
     found = crowds(text, least=2)
     if not found:
-        raise UsageError(f"--agents {text[:80]}: expected numbers of 2 or more, as in 5 or 5,2,3.")
+        raise UsageError(
+            f"--agents {text[:80]}: expected numbers from 2 to {MOST_RANKS}, as in 5 or 5,2,3."
+        )
     return found

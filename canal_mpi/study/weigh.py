@@ -60,8 +60,10 @@ def weigh(arms: dict[str, list[Run]], experts: list[Run], random: list[Run]) -> 
     baseline = next((g for g in groups if g.label == NONE), None)
     stes = [Measured(_only(run, kept), scale) for run in experts]
     many = baseline.agents if baseline else groups[0].agents  # steps of all agents are compared
-    alike = [group for group in groups if group.agents == many]
-    comparison = Comparison(alike, scale, baseline, None, stes)
+    alike = [arm for arm in weighed if arm.group.agents == many]
+    if none := next((arm for arm in alike if arm.group is baseline), None):
+        alike = [arm for arm in alike if arm.seeds == none.seeds]  # the page compares all of them
+    comparison = Comparison([arm.group for arm in alike], scale, baseline, None, stes)
     seeds = sorted({seed for arm in weighed for seed in arm.seeds})
     return Study(tasks, chance, expert, weighed, arms, comparison, seeds)
 

@@ -9,57 +9,73 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.cluster.marker import status_of
+from canal_mpi.config import from_toml
 from canal_mpi.report import page, parts, versus
 from canal_mpi.report.style import FIGURE, LIGHT
 from canal_mpi.report.svg import stand_alone
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.hdf5 import image, write_dataset
-from canal_mpi.results.reading import load
+from canal_mpi.results.reading import Run, load
 from canal_mpi.schema import TEXT
 from canal_mpi.study.arms import DEFAULT, EXPERT, NONE, RANDOM, about
 from canal_mpi.study.level import Level
 from canal_mpi.study.pairs import PARTS
-from canal_mpi.study.tables import (
-    ARM_HEAD,
-    SCALE_HEAD,
-    Row,
-    Table,
-    arm_rows,
-    scale_rows,
-    tables,
-)
+from canal_mpi.study.tables import ARM_HEAD, SCALE_HEAD, Row, arm_rows, scale_rows, tables
 from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
 from canal_mpi.study.weighed import Interval, Weighed
 from canal_mpi.sweep.engine import FINISHED
+from canal_mpi.sweep.folder import other_settings
 from canal_mpi.sweep.grid import Point
 
 PICTURE = "progress.svg"
+TITLE = "# Does sharing pay?"
+HOPELESS = (
+    "No expert clearly beats random play on any task, so nothing can be weighed: give more "
+    "--frames, or more evaluation.episodes."
+)
 
 
 def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     """Write what the finished runs tell; a line for each file, or why there is none."""
-    arms: dict[str, list[Any]] = {}
+    arms: dict[str, list[Run]] = {}
+    said: list[str] = []
     for point in points:
         if status_of(folder / point.name) == FINISHED:
-            arms.setdefault(point.settings["arm"], []).append(load(folder / point.name))
+            run = load(folder / point.name)
+            said += (odd := _another(run, point))
+            arms.setdefault(point.settings["arm"], []).extend([] if odd else [run])
+    arms = {label: runs for label, runs in arms.items() if runs}
     experts, random = arms.pop(EXPERT, []), arms.pop(RANDOM, [])
     if not (arms and experts and random):
-        return ["Nothing to compare yet: that takes random play, an expert and one arm."]
+        return [*said, "Nothing to compare yet: that takes random play, an expert and one arm."]
     study = weigh(arms, experts, random)
     if study is None:
-        return [
-            "No expert clearly beats random play on any task, so nothing can be weighed: give more "
-            "--frames, or more evaluation.episodes.",
-            "",
-            *_table(SCALE_HEAD, scale_rows(experts[0].tasks, Level.of(random), Level.of(experts))),
-        ]
+        rows = scale_rows(experts[0].tasks, Level.of(random), Level.of(experts))
+        text = "\n".join([TITLE, "", HOPELESS, "", *_table(SCALE_HEAD, rows)])
+        write_whole(folder / "summary.md", text.encode())
+        for name in ("study.h5", PICTURE, "report.html"):  # of runs that are no longer there
+            (folder / name).unlink(missing_ok=True)
+        return [*said, f"Results: {folder / 'summary.md'}", "", text]
     left = [p.name for p in points if status_of(folder / p.name) != FINISHED]
     text = summary(study, points[0], left)
     write_whole(folder / "study.h5", image(lambda file: _fill(file, study)))
     write_whole(folder / "summary.md", text.encode())
     write_whole(folder / PICTURE, _picture(study).encode())
-    write_whole(folder / "report.html", _page(study, left).encode())
-    return [f"Results: {folder / 'study.h5'}", f"Report:  {folder / 'report.html'}", "", text]
+    write_whole(folder / "report.html", _page(study, points[0], left).encode())
+    said += [f"Results: {folder / 'study.h5'}", f"Report:  {folder / 'report.html'}"]
+    return [*said, "", text]
+
+
+def _another(run: Run, point: Point) -> list[str]:
+    """Why a run does not count: its run.h5 is of another job than the point's."""
+    odd = other_settings(from_toml(str(run.attributes.get("job", ""))), point.job)
+    if not odd:
+        return []
+    key, (there, here) = next(iter(odd.items()))
+    return [
+        f"{point.name} is left out: its run.h5 is of another job ({key}: {there!r} there, {here!r} "
+        "here); remove that folder and go on with --resume."
+    ]
 
 
 # ── Markdown ───────────────────────────────────────────────────────────────────────────────────
@@ -67,39 +83,26 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 
 def summary(study: Study, point: Point, left: Sequence[str]) -> str:
     """The study on one page of Markdown."""
-    job, tasks = point.job, study.comparison.tasks
-    counted = "" if study.counts.all() else f"{len(tasks)} of {len(study.tasks)} games count."
-    frames = next(iter(study.arms)).runs[0].run.setting("train.frames")
     lines = [
-        "# Does sharing pay?",
+        TITLE,
         "",
-        f"{len(study.tasks)} tasks, {frames:,} steps a task, seeds "
-        f"{', '.join(map(str, study.seeds))}. Scores: 0 is random play, 1 a single-task expert of "
-        "the same steps; a task that was not learnt yet counts 0. Intervals: 95 %, bootstrap over "
-        "seeds, then agents of each; with one seed they tell of agents alone.",
+        _about_study(study),
         *([f"Not finished yet: {', '.join(left)}."] if left else []),
         "",
         *_goal_lines(study),
         "## The scale",
         "",
-        f"Mean score and standard error ({study.random.episodes} episodes at random, "
-        f"{study.expert.episodes} of experts, evaluation episodes of at most "
-        f"{job.evaluation.max_steps:,} steps); the error is that of episodes or that of runs, "
-        "whichever is larger. A game counts where the experts beat random play by more than two "
-        "standard errors and by more than episodes scatter (their standard deviation). "
-        f"Intervals below take this scale as exact. {counted}".strip(),
+        _about_scale(study, point),
         "",
         *_table(SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
         "## The arms",
         "",
-        *(f"- `{arm.label}`: {about(arm.label)}." for arm in study.arms),
+        *(f"- {words}" for words in _each_arm(study)),
         "",
         *_table(ARM_HEAD, arm_rows(study)),
         f"![Mean score over agents and tasks against environment steps]({PICTURE})",
         "",
-        "Environment steps: of all agents together, in training. An arm is compared with the one "
-        "without sharing on the seeds that both have. "
-        f"TA_mean is 0 where agents that share never get there.{_note_on_parts(study)}",
+        _about_arms(study),
         "",
     ]
     for table in tables(study):
@@ -107,10 +110,41 @@ def summary(study: Study, point: Point, left: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _note_on_parts(study: Study) -> str:
+def _about_study(study: Study) -> str:
+    frames = next(iter(study.arms)).runs[0].run.setting("train.frames")
+    return (
+        f"{len(study.tasks)} tasks, {frames:,} steps a task, seeds "
+        f"{', '.join(map(str, study.seeds))}. Scores: 0 is random play, 1 a single-task expert of "
+        "the same steps; a task that was not learnt yet counts 0. Intervals: 95 %, bootstrap over "
+        "seeds, then agents of each; with one seed they tell of agents alone."
+    )
+
+
+def _about_scale(study: Study, point: Point) -> str:
+    kept, all_ = len(study.comparison.tasks), len(study.tasks)
+    return (
+        f"Mean score and standard error ({study.random.episodes} episodes at random, "
+        f"{study.expert.episodes} of experts, evaluation episodes of at most "
+        f"{point.job.evaluation.max_steps:,} steps); the error is that of episodes or that of "
+        "runs, whichever is larger. A game counts where the experts beat random play by more than "
+        "two standard errors and by more than episodes scatter (their standard deviation). "
+        "Intervals below take this scale as exact."
+        f"{f' {kept} of {all_} games count.' if kept < all_ else ''}"
+    )
+
+
+def _each_arm(study: Study) -> list[str]:
+    return [f"`{arm.label}`: {about(arm.label)}." for arm in study.arms]
+
+
+def _about_arms(study: Study) -> str:
     names = " and ".join(f"`{arm.label}`" for arm in study.arms if arm.part)
     words = "are the first agents of `none`: those that don't share are the same at any number"
-    return f" {names} {words}." if names else ""
+    return (
+        "Environment steps: of all agents together, in training. An arm is compared with the one "
+        "without sharing on the seeds that both have. TA_mean is 0 where agents that share never "
+        f"get there.{f' {names} {words}.' if names else ''}"
+    )
 
 
 def _goal_lines(study: Study) -> list[str]:
@@ -138,29 +172,38 @@ def _picture(study: Study) -> str:
 # ── the page ───────────────────────────────────────────────────────────────────────────────────
 
 
-def _page(study: Study, left: Sequence[str]) -> str:
+def _page(study: Study, point: Point, left: Sequence[str]) -> str:
     cards = "".join(
         parts.card(want, found, _verdict(met), "" if met is None else "good" if met else "bad")
         for want, found, met in goals(study)
     )
-    about_scale = f"Scores: {study.comparison.scale.about}. A task not learnt yet counts 0."
+    shown = {group.label for group in study.comparison.groups}
+    others = [arm.label for arm in study.arms if arm.label not in shown]
+    below = f"Side by side: {', '.join(sorted(shown))}; others have other seeds or agents."
     body = [
         "<h1>Does sharing pay?</h1>",
-        f'<p class="quiet">{escape(about_scale)}</p>',
+        _quiet(_about_study(study)),
         parts.note(f"Not finished yet: {', '.join(left)}.") if left else "",
         f'<div class="cards">{cards}</div>' if cards else "",
-        f'<p class="quiet">The goals are told by {seeds_of_goals(study)}.</p>' if cards else "",
+        _quiet(f"The goals are told by {seeds_of_goals(study)}.") if cards else "",
         parts.table("The scale", SCALE_HEAD, scale_rows(study.tasks, study.random, study.expert)),
+        _quiet(_about_scale(study, point)),
         parts.table("The arms", ARM_HEAD, arm_rows(study), "arms"),
-        *(_part(table) for table in tables(study)),
+        _quiet(_about_arms(study)),
+        *(_quiet(words) for words in _each_arm(study)),
+        *(
+            parts.table(table.title, table.head, table.rows) + _quiet(table.about)
+            for table in tables(study)
+        ),
+        _quiet(below) if others else "",
         page.compared(study.comparison),
     ]
     return page.document("Does sharing pay?", "".join(body))
 
 
-def _part(table: Table) -> str:
-    words = f'<p class="quiet">{escape(table.about)}</p>'
-    return parts.table(table.title, table.head, table.rows) + words
+def _quiet(words: str) -> str:
+    """A paragraph under a table; Markdown's marks are left out."""
+    return f'<p class="quiet">{escape(words.replace("`", ""))}</p>'
 
 
 # ── HDF5 ───────────────────────────────────────────────────────────────────────────────────────
@@ -218,12 +261,18 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
             [arm.worse.pairs[0] for arm in arms],
             "pairs of agent and task clearly worse than without sharing, over all seeds",
         ),
-        "lesson_pairs": ([arm.worse.pairs[1] for arm in arms], "of so many that had a lesson"),
+        "lesson_pairs": (
+            [arm.worse.pairs[1] for arm in arms],
+            "pairs of agent and task that had a lesson in some seed; of them worse counts",
+        ),
         "worse_runs": (
             [arm.worse.runs[0] for arm in arms],
             "pairs of single runs clearly worse, by the error of their evaluations",
         ),
-        "lesson_runs": ([arm.worse.runs[1] for arm in arms], "of so many that had a lesson"),
+        "lesson_runs": (
+            [arm.worse.runs[1] for arm in arms],
+            "pairs of single runs that had a lesson; of them worse_runs counts",
+        ),
         "worse_by_chance": (
             [arm.worse.chance for arm in arms],
             "part of pairs that differ so between two seeds without sharing",
@@ -233,7 +282,10 @@ def _arm_columns(arms: Sequence[Weighed]) -> dict[str, tuple[list[Any], str]]:
             "of lesson_pairs, where a student that plays at random would have been found",
         ),
         "exams": ([arm.exams[0] for arm in arms], "evaluations of a run that steer its agents"),
-        "exam_steps": ([arm.exams[1] for arm in arms], "their environment steps, estimated"),
+        "exam_steps": (
+            [arm.exams[1] for arm in arms],
+            "environment steps of evaluations that steer, of a run, estimated",
+        ),
         "dropped": ([arm.dropped for arm in arms], "tasks whose lessons the admission refused"),
         "megabytes": ([arm.megabytes for arm in arms], "lessons of a run"),
         "megabytes_that_count": (

@@ -14,6 +14,7 @@ from canal_mpi.sweep.engine import FINISHED, RUNNING, WAITING, Engine, Work
 
 EVERY = 1.0  # seconds between two drawings
 LINE_EVERY = 60.0  # seconds between two plain lines
+ALIKE = 10  # points with a tenth of the steps of others, or less, tell nothing of their time
 ROWS, AROUND = 30, 5  # of the table on a terminal, and lines that it needs besides
 
 
@@ -79,16 +80,23 @@ class Board:
         """Seconds until all are finished; NaN before anything is known."""
         running, waiting = self.engine.of(RUNNING), self.engine.of(WAITING)
         told = [number(glance(work.folder).facts.get("left")) for work in running]
-        known = [work.seconds for work in self.engine.of(FINISHED) if work.seconds]
-        known += [w.seconds + t for w, t in zip(running, told, strict=True) if isfinite(t)]
-        if not known:
+        known = [(work, work.seconds) for work in self.engine.of(FINISHED) if work.seconds]
+        known += [(w, w.seconds + t) for w, t in zip(running, told, strict=True) if isfinite(t)]
+        least = max((_steps(work) for work in (*running, *waiting)), default=0) / ALIKE
+        alike = [seconds for work, seconds in known if _steps(work) >= least]
+        if not alike:
             return nan
-        each = fmean(known)
+        each = fmean(alike)
         now = [
             t if isfinite(t) else max(each - w.seconds, 0.0)
             for w, t in zip(running, told, strict=True)
         ]
         return (sum(now) + each * len(waiting)) / max(len(running), 1)
+
+
+def _steps(work: Work) -> int:
+    """Steps of a task, by which points are of one size: random play of a study has just one."""
+    return work.point.job.train.frames
 
 
 def row(work: Work, width: int) -> str:

@@ -27,7 +27,7 @@ EVERY = 0.2  # seconds between two looks
 LATER = 10.0  # seconds until a point that another host has is tried again
 SAYS = "canal-mpi:"  # before what a rank complains of
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
-FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
+FINISHED, STOPPED, BROKEN, DAMAGED = "finished", "stopped", "broken", "damaged"
 
 
 @dataclass
@@ -52,6 +52,13 @@ class Work:
         """See how the run directory is, before anything is started."""
         done = check_same_job(self.folder, self.point) == FINISHED
         self.status = FINISHED if done else ELSEWHERE if locked(self.folder) else WAITING
+
+    def found(self) -> str:
+        """How a run that is not finished was left, for who only looks."""
+        left = status_of(self.folder)
+        if left in (STOPPED, DAMAGED):
+            return left
+        return WAITING if left == "missing" and not self.log.exists() else BROKEN
 
 
 class Engine:

@@ -10,7 +10,7 @@ from canal_mpi import config
 from canal_mpi.cluster.launch import Launch
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.cluster.mpis import program
-from canal_mpi.errors import RankFailed
+from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.job import Job
 from canal_mpi.rank.emulate import devices
 from canal_mpi.results.reading import load
@@ -56,8 +56,11 @@ def pace_of(job: Job) -> Pace:
                 f"the trial of {frames} steps took more than {LONGEST:.0f} s, so no time can be "
                 "told: shorten evaluation.episodes or evaluation.max_steps, or leave out --dry-run."
             ) from error
+        said = done.stderr.strip().removeprefix("canal-mpi: ")
+        if done.returncode == UsageError.code:
+            raise UsageError(said)
         if done.returncode:
-            raise RankFailed(f"the trial run failed: {done.stderr.strip() or done.returncode}")
+            raise RankFailed(f"the trial run failed: {said or done.returncode}")
         trial = load(run)
     tasks, rows = trial["tasks"], trial["train"]
     evaluation = float(tasks["evaluate_seconds"].sum())

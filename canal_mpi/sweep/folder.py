@@ -14,23 +14,33 @@ from canal_mpi import config
 from canal_mpi.cluster.hostfile import MOST_RANKS, Host, parse_hosts
 from canal_mpi.cluster.marker import marks_of
 from canal_mpi.errors import CanalError, DamagedData, UsageError
+from canal_mpi.games import ORDERS
+from canal_mpi.job import Job
 from canal_mpi.results.files import NAME, write_whole
 from canal_mpi.sweep.grid import MOST_POINTS, Point
 
+INDEX = "sweep.json"  # also of a study
 REHEARSES = "reuse.temperature"  # old tasks are imitated with it, too
 NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
 
 
-def save(folder: Path, points: Sequence[Point]) -> None:
-    """Write down what the sweep is; runs of other jobs that are there already are refused."""
+def check_points(folder: Path, points: Sequence[Point]) -> None:
+    """Refuse points that could not start, and a folder that has runs of other jobs."""
     for point in points:
+        if order := ORDERS.get(point.job.order):
+            order(point.job.tasks, 0, point.job.seed)
         check_same_job(folder / point.name, point)
+
+
+def save(folder: Path, points: Sequence[Point]) -> None:
+    """Write down what the sweep is."""
+    check_points(folder, points)
     for point in points:
         text = config.to_toml(point.job, explain=True)
         write_whole(job_file(folder, point), text.encode())
     facts = {"points": [_facts(point) for point in points]}
-    write_whole(folder / "sweep.json", json.dumps(facts, indent=1).encode())
+    write_whole(folder / INDEX, json.dumps(facts, indent=1).encode())
 
 
 def job_file(folder: Path, point: Point) -> Path:
@@ -51,9 +61,9 @@ def _facts(point: Point) -> dict[str, Any]:
 
 def load_points(folder: Path) -> list[Point]:
     """The points of a sweep that was started here before."""
-    path = folder / "sweep.json"
+    path = folder / INDEX
     if not path.is_file():
-        raise UsageError(f"{folder} holds no sweep: there is no sweep.json in it.")
+        raise UsageError(f"{folder} holds no sweep: there is no {INDEX} in it.")
     try:
         facts = json.loads(path.read_bytes()[:LARGEST])
         if not 1 <= len(facts["points"]) <= MOST_POINTS:
@@ -71,6 +81,13 @@ def load_points(folder: Path) -> list[Point]:
         raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
 
 
+def holds(folder: Path) -> str:
+    """What was started here before: a `sweep`, a `study`, or nothing."""
+    if not (folder / INDEX).is_file():
+        return ""
+    return "study" if any("arm" in point.settings for point in load_points(folder)) else "sweep"
+
+
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
     name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
     if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
@@ -81,8 +98,18 @@ def _read(folder: Path, entry: dict[str, Any]) -> Point:
     network = str(entry.get("network", ""))
     if not NETWORK.fullmatch(network):
         raise ValueError(f"the network '{network[:80]}'")
-    text = (folder / "jobs" / f"{name}.toml").read_text(encoding="utf-8")
-    return Point(name, config.from_toml(text), ranks, settings, servers, hosts, network)
+    job = _job_in(folder / "jobs" / f"{name}.toml")
+    return Point(name, job, ranks, settings, servers, hosts, network)
+
+
+def _job_in(path: Path) -> Job:
+    """The job of a point, as its file has it."""
+    try:
+        return config.from_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DamagedData(f"{path} can't be read: {error.strerror or error}.") from error
+    except (CanalError, UnicodeDecodeError) as error:
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {error}") from error
 
 
 def check_same_job(run: Path, point: Point) -> str:
@@ -92,9 +119,7 @@ def check_same_job(run: Path, point: Point) -> str:
         there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
     except (OSError, CanalError, UnicodeDecodeError):
         return status  # nothing that could be gone on with
-    odd = config.differences(there, point.job)
-    if there.share.policy == point.job.share.policy == "none":  # how lessons are used says nothing
-        odd = {k: v for k, v in odd.items() if not k.startswith("reuse.") or k == REHEARSES}
+    odd = other_settings(there, point.job)
     if agents and agents != point.ranks - point.servers:
         odd = {"agents": (agents, point.ranks - point.servers)}
     if odd and status not in ("missing", "damaged"):
@@ -104,3 +129,11 @@ def check_same_job(run: Path, point: Point) -> str:
             "name another --out, or remove it."
         )
     return status
+
+
+def other_settings(there: Job, here: Job) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two jobs differ; how lessons are used says nothing without sharing."""
+    odd = config.differences(there, here)
+    if there.share.policy == here.share.policy == "none":
+        odd = {k: v for k, v in odd.items() if not k.startswith("reuse.") or k == REHEARSES}
+    return odd
