@@ -20,6 +20,7 @@ from canal_mpi.results.files import NAME, write_whole
 from canal_mpi.sweep.grid import MOST_POINTS, Point
 
 INDEX = "sweep.json"  # also of a study
+ANEW = f"remove {INDEX} and give the whole command again, finished runs are kept"
 REHEARSES = "reuse.temperature"  # old tasks are imitated with it, too
 NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 LARGEST = 1 << 26  # bytes of sweep.json
@@ -78,7 +79,7 @@ def load_points(folder: Path) -> list[Point]:
         AttributeError,
         RecursionError,
     ) as error:
-        raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}.") from error
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}; {ANEW}.") from error
 
 
 def holds(folder: Path) -> str:
@@ -107,9 +108,10 @@ def _job_in(path: Path) -> Job:
     try:
         return config.from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise DamagedData(f"{path} can't be read: {error.strerror or error}.") from error
+        raise DamagedData(f"{path} can't be read: {error.strerror or error}; {ANEW}.") from error
     except (CanalError, UnicodeDecodeError) as error:
-        raise DamagedData(f"{path} is not as canal-mpi writes it: {error}") from error
+        words = str(error).rstrip(".")
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.") from error
 
 
 def check_same_job(run: Path, point: Point) -> str:
