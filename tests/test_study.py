@@ -27,7 +27,7 @@ from canal_mpi.study.pairs import Pair
 from canal_mpi.study.tables import tables
 from canal_mpi.study.transfer import over_seeds
 from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
-from canal_mpi.study.write import collect, summary
+from canal_mpi.study.write import _another, collect, summary
 from canal_mpi.sweep.folder import check_same_job, load_points, save
 from canal_mpi.sweep.grid import Point, seeds
 
@@ -351,6 +351,8 @@ def test_evaluations_that_steer_are_told_with_their_steps(tmp_path: Path) -> Non
     assert shared.exams == (6, 6 * episodes * 400.0)
     counted = shared.advantage_with_exams(0.9)
     assert 0 < counted < shared.advantage(0.9)[0]
+    del shared.lengths["Robotank"]  # no episode ended: the longest that an evaluation may be
+    assert replace(shared).exams == (6, episodes * (4 * 400.0 + 2 * 3000.0))
 
 
 def test_who_needs_no_step_at_all_has_no_bound_to_its_advantage(tmp_path: Path) -> None:
@@ -361,6 +363,19 @@ def test_who_needs_no_step_at_all_has_no_bound_to_its_advantage(tmp_path: Path) 
     shared["tasks"]["env_steps"][:] = 0
     study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
     assert study is not None and study.arms[1].advantage(0.9)[0] == inf
+    text = summary(study, points()[0], [])
+    assert "∞" in text and "inf" not in text
+
+
+def test_one_value_has_no_error_and_missing_scores_no_advantage(tmp_path: Path) -> None:
+    found = {table.title: table for table in tables(a_study(tmp_path))}
+    assert found["What lessons changed"].rows[0][1] == "0.10 ± –"
+    chance, best, none, shared = (
+        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
+    )
+    shared.score[0, -1] = np.nan
+    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
+    assert study is not None and isnan(study.arms[1].advantage(0.9)[0])
 
 
 def test_games_that_do_not_count_are_shown_in_points(tmp_path: Path) -> None:
@@ -436,10 +451,15 @@ def made(folder: Path, arm: str, ranks: int) -> Point:
     return Point(arm, job, ranks, {"arm": arm, "seed": "1"})
 
 
+def all_made(folder: Path) -> list[Point]:
+    """The points of `a_study`."""
+    ranks = {"random": 1, "expert": 1, "none": 2, "distill": 2}
+    return [made(folder, arm, number) for arm, number in ranks.items()]
+
+
 def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path) -> None:
     a_study(tmp_path)
-    there = {"random": 1, "expert": 1, "none": 2, "distill": 2, "mix": 2}
-    said = collect(tmp_path, [made(tmp_path, arm, ranks) for arm, ranks in there.items()])
+    said = collect(tmp_path, [*all_made(tmp_path), made(tmp_path, "mix", 2)])
     assert said[0] == f"Results: {tmp_path / 'study.h5'}"
     text = (tmp_path / "summary.md").read_text()
     assert "Not finished yet: mix." in text
@@ -473,7 +493,7 @@ def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path
     for name, agents in (("random", 1), ("expert", 1), ("none", 2)):
         write_run(tmp_path / name, agents=agents, score=lambda *key: 0.0, share=False)
     (tmp_path / "report.html").write_text("of runs that are no longer there")
-    there = [made(tmp_path, arm, 1) for arm in ("random", "expert", "none")]
+    there = all_made(tmp_path)[:3]
     said = "\n".join(collect(tmp_path, there))
     assert "nothing can be weighed" in said
     assert "| Krull | 0.0 ± 1.0 | 0.0 ± 1.0 | left out |" in said
@@ -484,16 +504,29 @@ def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path
 def test_a_run_of_another_job_is_left_out_and_said(tmp_path: Path) -> None:
     """The run.h5 of `none` was copied over that of `distill`."""
     a_study(tmp_path)
-    there = [made(tmp_path, arm, 2) for arm in ("random", "expert", "none", "distill")]
+    there = all_made(tmp_path)
     (tmp_path / "distill/run.h5").write_bytes((tmp_path / "none/run.h5").read_bytes())
     said = collect(tmp_path, there)
     assert said[0].startswith("distill is left out: its run.h5 is of another job (share.policy: ")
     assert "| distill |" not in (tmp_path / "summary.md").read_text()
 
 
+def test_a_run_with_an_unknown_setting_or_other_agents_is_left_out_and_said(
+    tmp_path: Path,
+) -> None:
+    a_study(tmp_path)
+    there = all_made(tmp_path)
+    assert collect(tmp_path, there)[0].startswith("Results")
+    run = load(tmp_path / "none")
+    run.attributes["job"] = "[share]\nbrandnew = 1\n"
+    assert _another(run, there[2])[0].startswith("none is left out: the job in its run.h5 can't be")
+    other = replace(there[3], ranks=3)
+    assert "(agents: 2 there, 3 here)" in collect(tmp_path, [*there[:3], other])[0]
+
+
 def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
     a_study(tmp_path)
-    there = [made(tmp_path, arm, 2) for arm in ("random", "expert", "none", "distill")]
+    there = all_made(tmp_path)
     found = []
     for _ in range(2):
         collect(tmp_path, there)
@@ -564,6 +597,12 @@ def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
     save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
     with pytest.raises(UsageError, match=words):
         _with_others(tmp_path, points(arms=["replay"], flags=LITTLE | flags))
+
+
+def test_another_number_of_agents_is_no_seed_of_an_arm(tmp_path: Path) -> None:
+    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
+    with pytest.raises(UsageError, match=r"has 4 agents, none_seed-1 3, so they can't be seeds"):
+        _with_others(tmp_path, points(arms=["none", "distill"], agents=[4], seeds=seeds("1", 2)))
 
 
 def test_arms_of_another_topology_are_compared_where_their_name_tells_it(tmp_path: Path) -> None:
@@ -654,7 +693,7 @@ def test_the_summary_is_a_page_of_markdown(tmp_path: Path) -> None:
 
 def test_negative_transfer_is_not_explained_where_nobody_shares(tmp_path: Path) -> None:
     a_study(tmp_path)
-    collect(tmp_path, [made(tmp_path, arm, 2) for arm in ("random", "expert", "none")])
+    collect(tmp_path, all_made(tmp_path)[:3])
     for name in ("summary.md", "report.html"):
         assert "Negative transfer" not in (tmp_path / name).read_text()
 

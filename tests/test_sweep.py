@@ -1,10 +1,12 @@
 """The engine of sweeps on made-up programs, and real sweeps that are killed half-way."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -18,8 +20,8 @@ from madeup import write_run
 from canal_mpi.cli import cli
 from canal_mpi.cluster import supervise
 from canal_mpi.cluster.launch import Launch
-from canal_mpi.commands.sweep import _with_finished
-from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.commands.sweep import _tell_of_others
+from canal_mpi.errors import DamagedData, RankFailed, UsageError
 from canal_mpi.job import EvaluationConfig, Job, MemoryConfig
 from canal_mpi.results.hdf5 import write_arrays
 from canal_mpi.results.tree import differences
@@ -28,7 +30,7 @@ from canal_mpi.sweep import estimate
 from canal_mpi.sweep.board import Board
 from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work, last_words
 from canal_mpi.sweep.estimate import Pace, seconds_of, together
-from canal_mpi.sweep.folder import save
+from canal_mpi.sweep.folder import load_points, save
 from canal_mpi.sweep.grid import Point
 
 FAKE = """
@@ -246,7 +248,7 @@ def test_a_point_that_was_in_use_after_all_is_left_alone_for_a_while(
 
 
 def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(tmp_path, [a_point("a"), a_point("b")])
+    save(tmp_path, [a_point("a", 2), a_point("b", 2)])
     write_run(tmp_path / "a")
     (tmp_path / "a/job.toml").unlink()  # it is of another job
     cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
@@ -261,7 +263,7 @@ def test_a_report_says_how_runs_that_are_not_finished_were_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = ["stopped", "died", "torn", "failed", "new"]
-    save(tmp_path, [a_point(name) for name in names])
+    save(tmp_path, [a_point(name, 2) for name in names])
     write_run(tmp_path / "stopped", status="stopped")
     write_run(tmp_path / "died", status="running")
     write_run(tmp_path / "torn")
@@ -270,6 +272,7 @@ def test_a_report_says_how_runs_that_are_not_finished_were_left(
         (tmp_path / name / "job.toml").unlink(missing_ok=True)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/failed.log").write_text("canal-mpi: something\n")
+    os.utime(tmp_path / "logs/failed.log", (1, 1))
     cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
     told = {words[0]: words[1] for words in lines if words[0] in names}
@@ -288,11 +291,44 @@ def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
     assert differences(one, one) == []
 
 
-def test_a_later_sweep_of_a_folder_keeps_what_is_finished(tmp_path: Path) -> None:
+def test_a_later_sweep_of_a_folder_tells_what_is_no_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     save(tmp_path, [a_point("a"), a_point("b")])
-    write_run(tmp_path / "a")
-    found = _with_finished(tmp_path, [a_point("c")])
-    assert [point.name for point in found] == ["c", "a"]
+    _tell_of_others(tmp_path, [a_point("b"), a_point("c")])
+    assert "1 points of an earlier sweep (a …) are no part of this one" in capsys.readouterr().err
+    _tell_of_others(tmp_path, [a_point("b"), a_point("a")])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda points: points.append(points[0]), "a point is there twice"),
+        (lambda points: points[0]["settings"].update(arm="x"), "some points are of a study"),
+        (lambda points: points[0]["settings"].update(name="a\n| b |"), "the settings of 'a'"),
+    ],
+)
+def test_an_index_that_nobody_wrote_so_is_refused(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], words: str
+) -> None:
+    save(tmp_path, [a_point("a"), a_point("b")])
+    facts = json.loads((tmp_path / "sweep.json").read_text())
+    change(facts["points"])
+    (tmp_path / "sweep.json").write_text(json.dumps(facts))
+    with pytest.raises(DamagedData, match=words):
+        load_points(tmp_path)
+
+
+def test_a_run_on_another_node_is_not_called_broken(tmp_path: Path) -> None:
+    """Its locks are not seen here, its heartbeat is; or its log is just being begun."""
+    work = Work(a_point("a"), write_run(tmp_path / "a", status="running"), tmp_path / "a.log")
+    (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": time.time()}))
+    assert work.found() == ELSEWHERE
+    (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": 1.0}))
+    assert work.found() == BROKEN
+    (tmp_path / "a.log").touch()
+    assert work.found() == ELSEWHERE
 
 
 def test_a_point_that_is_much_smaller_tells_nothing_of_the_time_left(tmp_path: Path) -> None:

@@ -6,12 +6,12 @@ the hosts are asked once more, and their names are learnt, which mpirun never te
 
 import os
 import shlex
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from canal_mpi.cluster.hostfile import is_here
 from canal_mpi.cluster.mistakes import Noise
 
 FAILED = "Launch proxy failed"
@@ -26,9 +26,8 @@ def ways_to_helpers(mpirun: Path, hosts: Iterable[str]) -> dict[str, list[str]]:
     if os.environ.get("HYDRA_LAUNCHER", "ssh") != "ssh" or "SLURM_JOB_ID" in os.environ:
         return {}
     ssh = [os.environ.get("HYDRA_LAUNCHER_EXEC", "ssh"), *shlex.split(ssh_options())]
-    here = ("localhost", "127.0.0.1", socket.gethostname())
     helper = str(mpirun.with_name("hydra_pmi_proxy"))
-    return {host: [*ssh, host, helper] for host in hosts if host not in here}
+    return {host: [*ssh, host, helper] for host in hosts if not is_here(host)}
 
 
 def ssh_options() -> str:

@@ -78,7 +78,7 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
         refuse_other(folder, "sweep")
-        points = _with_finished(folder, points)
+        _tell_of_others(folder, points)
         if not options["dry_run"]:
             save(folder, points)
     if options["dry_run"]:
@@ -90,16 +90,15 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     ctx.exit(_run(folder, points, options))
 
 
-def _with_finished(folder: Path, points: "list[Point]") -> "list[Point]":
-    """Also what an earlier sweep of this folder has finished: it stays in the report."""
-    from canal_mpi.cluster.marker import status_of
-    from canal_mpi.sweep.engine import FINISHED
+def _tell_of_others(folder: Path, points: "list[Point]") -> None:
+    """What an earlier sweep of this folder has besides is left there, and no part of this one."""
     from canal_mpi.sweep.folder import holds, load_points
 
     names = {point.name for point in points}
-    earlier = load_points(folder) if holds(folder) else []
-    others = [point for point in earlier if point.name not in names]
-    return [*points, *(p for p in others if status_of(folder / p.name) == FINISHED)]
+    others = [p.name for p in load_points(folder) if p.name not in names] if holds(folder) else []
+    if others:
+        words = f"{len(others)} points of an earlier sweep ({others[0]} …) are no part of this one"
+        click.echo(f"canal-mpi: warning: {words}; their runs stay in {folder}.", err=True)
 
 
 def _points(options: dict[str, Any]) -> "list[Point]":

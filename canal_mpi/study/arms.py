@@ -123,6 +123,11 @@ def check_alike(points: Sequence[Point]) -> None:
     arms = [point for point in points if point.settings["arm"] not in (EXPERT, RANDOM)]
     varied = {"seed"}.union(*(arm.flags for arm in ARMS.values()))
     for one, other in combinations(arms, 2):
+        if one.settings["arm"] == other.settings["arm"] and one.ranks != other.ranks:
+            raise UsageError(
+                f"{one.name} has {one.ranks} agents, {other.name} {other.ranks}, so they can't be "
+                "seeds of one arm: name another --out, or put that number second in --agents."
+            )
         odd = config.differences(one.job, other.job)
         silent = "none" in (one.job.share.policy, other.job.share.policy)
         for key, (a, b) in odd.items():

@@ -29,11 +29,12 @@ def exams_of(measured: Measured, lengths: Mapping[str, float]) -> tuple[int, Arr
     """How many evaluations steered, and [agent, after_round] their steps so far, estimated."""
     run, steers = measured.run, _steer(measured.run)
     curve, episodes = run["curve"], int(run.setting("evaluation.episodes", 1))
+    longest = float(run.setting("evaluation.max_steps", 0)) or np.nan
     steps = np.zeros_like(measured.steps, dtype=float)
     places = {agent: k for k, agent in enumerate(run.agents)}
     for k in np.flatnonzero(steers):
         round_ = int(curve["round"][k])
-        each = lengths.get(str(curve["task"][k]), float("nan"))
+        each = lengths.get(str(curve["task"][k]), longest)  # where no training episode ended
         steps[places[int(curve["agent"][k])], round_:] += episodes * each
     return int(steers.sum()), steps
 

@@ -190,8 +190,8 @@ def _speed_table(study: Study) -> Table:
                 str(len(arm.pairs)),
                 *(f"{there}" for there, _, _ in found),
                 *(f"{arm.ended_at(part)}" for part in PARTS),
-                *(_number(steps, 0) for _, steps, _ in found),
-                *("–" if arm.part else _number(seconds, 0) for _, _, seconds in found),
+                *(_number(steps, 0, "not") for _, steps, _ in found),
+                *("–" if arm.part else _number(seconds, 0, "not") for _, _, seconds in found),
             ]
         )
     about = (
@@ -283,7 +283,7 @@ def _points_table(study: Study) -> Table:
 
 
 def _with_error(values: Sequence[float]) -> str:
-    error = np.std(values) / np.sqrt(max(len(values) - 1, 1)) if values else np.nan
+    error = np.std(values) / np.sqrt(len(values) - 1) if len(values) > 1 else np.nan
     return f"{_number(m.mean(values), 2)} ± {_number(float(error), 2)}" if values else "–"
 
 
@@ -291,12 +291,13 @@ def _share(count: tuple[int, int]) -> str:
     return f"{count[0]} of {count[1]}" if count[1] else "–"
 
 
-def _number(value: float, digits: int) -> str:
-    return f"{value:,.{digits}f}" if isfinite(value) else "–" if isnan(value) else "not"
+def _number(value: float, digits: int, endless: str = "∞") -> str:
+    return f"{value:,.{digits}f}" if isfinite(value) else "–" if isnan(value) else endless
 
 
 def _range(values: Interval) -> str:
     value, low, high = values
     if isnan(value):
         return "–"
-    return f"{value:.2f} ({low:.2f} – {high:.2f})" if isfinite(low) else f"{value:.2f}"
+    ends = f" ({_number(low, 2)} – {_number(high, 2)})" if isfinite(low) else ""
+    return f"{_number(value, 2)}{ends}"

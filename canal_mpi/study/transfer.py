@@ -1,6 +1,6 @@
 """Negative transfer: pairs of agent and task that a lesson made worse than no sharing."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from math import isnan, nan, sqrt
@@ -34,12 +34,17 @@ def harm(arm: "Weighed", base: "Weighed") -> Harm:
     errors = _evaluation_errors([*arm.runs, *base.runs])
     both = beside(arm.pairs, base.pairs)
     pairs, told = over_seeds(both, base.pairs)
-    if any(np.isnan(error) for error in errors.values()):
-        return Harm(pairs, told)  # evaluations of one episode have no error
-    runs = [one.learnt < other.learnt - CLEARLY * errors[one.task] for one, other in both]
-    equals = list(_other_seeds(base.pairs))
-    lower = [one.learnt < other.learnt - CLEARLY * errors[one.task] for one, other in equals]
-    return Harm(pairs, told, (sum(runs), len(runs)), m.mean(lower))
+    runs, equals = _lower(both, errors), _lower(list(_other_seeds(base.pairs)), errors)
+    return Harm(pairs, told, (sum(runs), len(runs)), m.mean(equals))
+
+
+def _lower(both: Sequence[tuple[Pair, Pair]], errors: Mapping[str, float]) -> list[bool]:
+    """Whether the first of two is clearly lower; evaluations of one episode have no error."""
+    return [
+        one.learnt < other.learnt - CLEARLY * errors[one.task]
+        for one, other in both
+        if not isnan(errors[one.task])
+    ]
 
 
 def beside(pairs: Sequence[Pair], alone: Sequence[Pair]) -> list[tuple[Pair, Pair]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import isnan, nan
+from math import isinf, isnan, nan
 
 import numpy as np
 
@@ -164,19 +164,19 @@ def seeds_of_goals(study: Study) -> str:
 def _advantage_goal(arm: Weighed) -> Goal:
     ta, low, high = arm.advantage(0.9)
     words = f"{ta:.2f} ({low:.2f} – {high:.2f})" if ta else "never got there"
-    unknown = isnan(ta)
-    return (
-        "TA_mean(90 %) at least 2.5",
-        "agents without sharing learnt nothing" if unknown else words,
-        None if unknown else ta >= 2.5,
-    )
+    if isinf(ta):
+        words = "got there without a step"
+    if isnan(ta):
+        words = "not all evaluations are there, or agents without sharing learnt nothing"
+    return "TA_mean(90 %) at least 2.5", words, None if isnan(ta) else ta >= 2.5
 
 
 def _harm_goal(arm: Weighed) -> Goal:
     (worse, pairs), told = arm.worse.pairs, arm.worse.told
-    found = f"{worse} of {pairs} ({told} could tell)"
+    lessons = any(pair.lesson for pair in arm.pairs)
+    nothing = "one seed can't tell" if lessons else "nobody learnt from a lesson"
     return (
         "negative transfer in at most 1 of 20 pairs",
-        found if pairs else "one seed can't tell",
+        f"{worse} of {pairs} ({told} could tell)" if pairs else nothing,
         worse * 20 <= pairs if told or worse else None,
     )

@@ -115,8 +115,8 @@ class Weighed:
     @cached_property
     def hns(self) -> float:
         """Human-normalised score gained by pairs that took a lesson, all of a run together."""
-        known = [pair.gained for pair in self.pairs if not isnan(pair.gained)]
-        return sum(known) / len(self.runs) if known else nan
+        gained = [pair.gained for pair in self.pairs if pair.lesson]
+        return sum(gained) / len(self.runs) if gained else nan
 
     @cached_property
     def dropped(self) -> int:
@@ -217,7 +217,7 @@ def _advantage(part: float, ours: tuple[Array, Array], theirs: tuple[Array, Arra
         (rows[0].mean(axis=0), rows[1].mean(axis=0)) for rows in (ours, theirs)
     )
     level = part * base_scores[-1]
-    if not level > 0:
+    if not level > 0 or np.isnan([*steps, *scores, *base_steps, *base_scores]).any():
         return nan
     with_it, without = m.steps_to(level, steps, scores), m.steps_to(level, base_steps, base_scores)
     if isnan(with_it):

@@ -10,6 +10,7 @@ import numpy as np
 
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.config import from_toml
+from canal_mpi.errors import CanalError
 from canal_mpi.report import page, parts, versus
 from canal_mpi.report.style import FIGURE, LIGHT
 from canal_mpi.report.svg import stand_alone
@@ -68,7 +69,12 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 
 def _another(run: Run, point: Point) -> list[str]:
     """Why a run does not count: its run.h5 is of another job than the point's."""
-    odd = other_settings(from_toml(str(run.attributes.get("job", ""))), point.job)
+    agents = len(run.agents), point.ranks - point.servers
+    try:
+        odd = other_settings(from_toml(str(run.attributes.get("job", ""))), point.job)
+    except CanalError as error:
+        return [f"{point.name} is left out: the job in its run.h5 can't be read: {error}"]
+    odd |= {"agents": agents} if agents[0] != agents[1] else {}
     if not odd:
         return []
     key, (there, here) = next(iter(odd.items()))
@@ -158,7 +164,8 @@ def _verdict(met: bool | None) -> str:
 
 def _table(head: Sequence[str], rows: Iterable[Row]) -> list[str]:
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    return [*lines, *(f"| {' | '.join(row)} |" for row in rows), ""]
+    cells = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    return [*lines, *(f"| {' | '.join(row)} |" for row in cells), ""]
 
 
 def _picture(study: Study) -> str:

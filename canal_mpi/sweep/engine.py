@@ -12,14 +12,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 from canal_mpi.cluster.launch import Launch, plan_launch
 from canal_mpi.cluster.marker import status_of
 from canal_mpi.cluster.supervise import ASKING, Process, begin, clean_up, end_at_once, scratch
 from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped
-from canal_mpi.results.runs import locked
+from canal_mpi.results.runs import SIGN_OF_LIFE, glance, locked
 from canal_mpi.sweep.folder import check_same_job, job_file
 from canal_mpi.sweep.grid import Point
 
@@ -27,7 +27,8 @@ EVERY = 0.2  # seconds between two looks
 LATER = 10.0  # seconds until a point that another host has is tried again
 SAYS = "canal-mpi:"  # before what a rank complains of
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: another process does
-FINISHED, STOPPED, BROKEN, DAMAGED = "finished", "stopped", "broken", "damaged"
+FINISHED, STOPPED, BROKEN = "finished", "stopped", "broken"
+DAMAGED, DEGRADED = "damaged", "degraded"  # only looked at: its file is torn; --ft lost agents
 
 
 @dataclass
@@ -56,9 +57,18 @@ class Work:
     def found(self) -> str:
         """How a run that is not finished was left, for who only looks."""
         left = status_of(self.folder)
-        if left in (STOPPED, DAMAGED):
+        if left in (STOPPED, DAMAGED, DEGRADED):
             return left
+        if glance(self.folder).alive or self._speaks():
+            return ELSEWHERE  # on another node, whose locks are not seen here
         return WAITING if left == "missing" and not self.log.exists() else BROKEN
+
+    def _speaks(self) -> bool:
+        """Whether its log is so young that its ranks may be about to begin."""
+        try:
+            return time() - self.log.stat().st_mtime < SIGN_OF_LIFE
+        except OSError:
+            return False
 
 
 class Engine:

@@ -6,7 +6,8 @@ what they say is checked before it is used.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ LARGEST = 1 << 26  # bytes of sweep.json
 
 def check_points(folder: Path, points: Sequence[Point]) -> None:
     """Refuse points that could not start, and a folder that has runs of other jobs."""
+    if len(points) > MOST_POINTS:
+        raise UsageError(f"{len(points)} points, with those that are there: at most {MOST_POINTS}.")
     for point in points:
         if order := ORDERS.get(point.job.order):
             order(point.job.tasks, 0, point.job.seed)
@@ -62,14 +65,38 @@ def _facts(point: Point) -> dict[str, Any]:
 
 def load_points(folder: Path) -> list[Point]:
     """The points of a sweep that was started here before."""
-    path = folder / INDEX
-    if not path.is_file():
+    if not (folder / INDEX).is_file():
         raise UsageError(f"{folder} holds no sweep: there is no {INDEX} in it.")
+    with _as_written(folder / INDEX):
+        entries = _entries(folder)
+        if len({entry["name"] for entry in entries}) < len(entries):
+            raise ValueError("a point is there twice")
+        if len({"arm" in entry["settings"] for entry in entries}) > 1:
+            raise ValueError("some points are of a study, some are not")
+        return [_read(folder, entry) for entry in entries]
+
+
+def holds(folder: Path) -> str:
+    """What was started here before: a `sweep`, a `study`, or nothing."""
+    if not (folder / INDEX).is_file():
+        return ""
+    with _as_written(folder / INDEX):
+        return "study" if any("arm" in entry["settings"] for entry in _entries(folder)) else "sweep"
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    facts = json.loads((folder / INDEX).read_bytes()[:LARGEST])
+    found: list[dict[str, Any]] = facts["points"]
+    if not 1 <= len(found) <= MOST_POINTS:
+        raise ValueError(f"{len(found)} points")
+    return found
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """What goes wrong inside is a damaged index."""
     try:
-        facts = json.loads(path.read_bytes()[:LARGEST])
-        if not 1 <= len(facts["points"]) <= MOST_POINTS:
-            raise ValueError(f"{len(facts['points'])} points")
-        return [_read(folder, entry) for entry in facts["points"]]
+        yield
     except (
         OSError,
         ValueError,
@@ -82,18 +109,13 @@ def load_points(folder: Path) -> list[Point]:
         raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}; {ANEW}.") from error
 
 
-def holds(folder: Path) -> str:
-    """What was started here before: a `sweep`, a `study`, or nothing."""
-    if not (folder / INDEX).is_file():
-        return ""
-    return "study" if any("arm" in point.settings for point in load_points(folder)) else "sweep"
-
-
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
     name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
     if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
         raise ValueError(f"the point '{name[:80]}' with {ranks} ranks")
     settings = {str(axis): str(label) for axis, label in entry["settings"].items()}
+    if not all(word.isprintable() for pair in settings.items() for word in pair):
+        raise ValueError(f"the settings of '{name}'")
     lines = [str(line) for line in entry["hosts"]]
     hosts = tuple(parse_hosts("\n".join(lines), "sweep.json")) if lines else tuple[Host, ...]()
     network = str(entry.get("network", ""))
@@ -119,9 +141,9 @@ def check_same_job(run: Path, point: Point) -> str:
     status, agents = marks_of(run)
     try:
         there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
+        odd = other_settings(there, point.job)
     except (OSError, CanalError, UnicodeDecodeError):
-        return status  # nothing that could be gone on with
-    odd = other_settings(there, point.job)
+        odd = {}  # nothing that could be gone on with
     if agents and agents != point.ranks - point.servers:
         odd = {"agents": (agents, point.ranks - point.servers)}
     if odd and status not in ("missing", "damaged"):
