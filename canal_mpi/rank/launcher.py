@@ -1,6 +1,7 @@
 """Who started this process, told by the environment alone; no MPI is loaded for it."""
 
 import os
+import select
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,35 @@ def terminal() -> str | None:
     A launcher may give its ranks pipes on a terminal, or terminals of its own into a pipe, so
     only the launcher's own output tells.
     """
+    process, parent = _mpirun()
+    if process:
+        shown_by = parent if _is_launch(parent) else process  # it passes on what mpirun says
+        return _tty(f"/proc/{shown_by}/fd/1")
+    return _tty("/proc/self/fd/1") if detect() is None else None
+
+
+def nobody_reads() -> bool:
+    """Whether what mpirun prints goes into a pipe whose reader has gone, as in `mpirun … | head`.
+
+    Ranks are not told; Open MPI's mpirun ends the job after ten such lines.
+    """
+    link = f"/proc/{_mpirun()[0]}/fd/1"
+    try:
+        if not os.readlink(link).startswith("pipe:"):
+            return False
+        pipe = os.open(link, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(pipe, 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    finally:
+        os.close(pipe)
+
+
+def _mpirun() -> tuple[int, int]:
+    """The processes of the launcher on this host and of who started it; zeros where none is."""
     process = os.getpid()
     for _ in range(8):
         try:
@@ -61,10 +91,9 @@ def terminal() -> str | None:
             break
         parent = int(status[status.rindex(")") + 2 :].split()[1])
         if status[status.index("(") + 1 : status.rindex(")")] in PROGRAMS:
-            shown_by = parent if _is_launch(parent) else process  # it passes on what mpirun says
-            return _tty(f"/proc/{shown_by}/fd/1")
+            return process, parent
         process = parent
-    return _tty("/proc/self/fd/1") if detect() is None else None
+    return 0, 0
 
 
 def _is_launch(process: int) -> bool:

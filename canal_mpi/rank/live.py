@@ -15,7 +15,7 @@ import numpy as np
 from canal_mpi.errors import StorageError
 from canal_mpi.games import human_normalised
 from canal_mpi.log import logger
-from canal_mpi.rank.launcher import terminal
+from canal_mpi.rank.launcher import nobody_reads, terminal
 from canal_mpi.rank.watch import Watch
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.store import Store
@@ -67,6 +67,8 @@ class View:
     def _print(self, text: str) -> None:
         """Show something; where nobody reads any more, the run goes on in silence."""
         try:
+            if nobody_reads():
+                raise BrokenPipeError("nobody reads what mpirun prints")
             print(text, flush=True)
         except OSError as error:
             logger.warning("output is closed (%s): going on without it", error)
