@@ -13,7 +13,7 @@ LINEAR = """
 tasks = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"]
 order = "rotate"
 [train]
-frames = 1500
+frames = 6000
 [learn]
 algorithm = "linear"
 batch = 32
@@ -88,7 +88,7 @@ def test_an_array_sweeps_and_its_last_point_writes_the_report(
 
 def test_the_multi_node_script_uses_both_nodes(slurm: Slurm, tmp_path: Path) -> None:
     short = tmp_path / "short.toml"
-    short.write_text(LINEAR.replace("1500", "100"))
+    short.write_text(LINEAR.replace("6000", "100"))
     given = {"JOB": str(short), "RUN": str(tmp_path / "run")}
     job = slurm.submit("--ntasks-per-node=2", str(JOBS / "multi-node.sbatch"), **given)
     said = slurm.finish(job)
