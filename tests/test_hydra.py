@@ -34,7 +34,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def diagnosis(*hosts: str, said: str = f"[mpiexec@vm] ui_cmd_cb: {FAILED}.\n") -> str:
     noise = Noise()
     noise.lines = [said]
-    ask_again(ways_to_helpers(MPIRUN, hosts), noise)
+    ask_again(MPIRUN, hosts, noise)
     return noise.diagnosis()
 
 

@@ -519,7 +519,7 @@ def test_a_run_with_an_unknown_setting_or_other_agents_is_left_out_and_said(
     assert collect(tmp_path, there)[0].startswith("Results")
     run = load(tmp_path / "none")
     run.attributes["job"] = "[share]\nbrandnew = 1\n"
-    assert _another(run, there[2])[0].startswith("none is left out: the job in its run.h5 can't be")
+    assert _another(run, there[2]).startswith("none is left out: the job in its run.h5 can't be")
     other = replace(there[3], ranks=3)
     assert "(agents: 2 there, 3 here)" in collect(tmp_path, [*there[:3], other])[0]
 

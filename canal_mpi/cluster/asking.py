@@ -5,6 +5,7 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -40,7 +41,7 @@ def hear(launch: Launch, sign: str, seconds: float) -> Answer:
             process.kill()
             rest = reading.result(max(end - monotonic(), 5.0))
     if answer.facts is None:
-        ask_again(launch.ways, noise)
+        ask_again(Path(launch.argv[0]), launch.hosts, noise)
         words = (rest.strip() or f"the check ended with {process.returncode}").splitlines()[-1]
         answer.trouble = noise.diagnosis().rstrip(".") or answer.trouble or words
     return answer

@@ -7,7 +7,7 @@ the hosts are asked once more, and their names are learnt, which mpirun never te
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,9 +35,10 @@ def ssh_options() -> str:
     return os.environ.get("HYDRA_LAUNCHER_EXTRA_ARGS", SSH)
 
 
-def ask_again(ways: Mapping[str, Sequence[str]], noise: Noise) -> None:
+def ask_again(mpirun: Path, hosts: Iterable[str], noise: Noise) -> None:
     """Where a helper did not start, add to the noise which host it was and what it says."""
-    if ways and any(FAILED in line for line in noise.lines):
+    failed = any(FAILED in line for line in noise.lines)
+    if ways := ways_to_helpers(mpirun, hosts) if failed else {}:
         with ThreadPoolExecutor(min(len(ways), MOST)) as pool:
             for words in pool.map(_words_of, ways, ways.values()):
                 noise.lines += words

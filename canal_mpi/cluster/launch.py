@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from canal_mpi.cluster.hostfile import Host
-from canal_mpi.cluster.hydra import ssh_options, ways_to_helpers
+from canal_mpi.cluster.hydra import ssh_options
 from canal_mpi.cluster.mpis import Mpi, find_mpi, program
 from canal_mpi.errors import UsageError
 
@@ -25,7 +25,7 @@ class Launch:
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
-    ways: dict[str, list[str]] = field(default_factory=dict)  # of MPICH, to its helper on a host
+    hosts: tuple[str, ...] = ()  # that MPICH's mpirun starts a helper on
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -62,16 +62,15 @@ def plan_launch(
     if trains and ft and "--ft" not in arguments:
         arguments.append("--ft")
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    ways: dict[str, list[str]] = {}
-    if hosts and mpi.kind == "mpich":
+    helped = tuple(host.name for host in hosts) if mpi.kind == "mpich" else ()
+    if helped:
         env["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh_options()
-        ways = ways_to_helpers(mpi.mpirun, [host.name for host in hosts])
     names = forwarded(_ours(settings) | env)
     build = _open_mpi if mpi.kind == "openmpi" else _mpich
     options = build(mpi, ranks, hosts, names, network)
     options += ["--with-ft", "ulfm"] if ft else []
     argv = [str(mpi.mpirun), *options, *(command or program()), *arguments]
-    return Launch(argv, env, settings, ways)
+    return Launch(argv, env, settings, helped)
 
 
 def _ours(settings: bool) -> dict[str, str]:

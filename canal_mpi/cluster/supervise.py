@@ -56,7 +56,7 @@ def supervise(launch: Launch, say: Callable[[str], None]) -> Ended:
         ended.left = clean_up(folder)
         for reader in readers:
             reader.join(LAST_WORDS)
-    ask_again(launch.ways, ended.noise)
+    ask_again(Path(launch.argv[0]), launch.hosts, ended.noise)
     return ended
 
 

@@ -66,18 +66,18 @@ def known_points(
         return Path(), []
     _nothing_else(options, own, what)
     folder = options["resume"].absolute()
-    points = load_points(folder)
-    refuse_other(folder, what)
-    return folder, points
+    is_there(folder, what)
+    return folder, load_points(folder)
 
 
-def refuse_other(folder: Path, what: str) -> None:
-    """A folder holds a sweep or a study, never both."""
+def is_there(folder: Path, what: str) -> bool:
+    """Whether a sweep or a study was started here; never both, so UsageError if it is the other."""
     from canal_mpi.sweep.folder import holds
 
     found = holds(folder)
     if found not in ("", what):
         raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` goes on with it.")
+    return bool(found)
 
 
 def _nothing_else(options: dict[str, Any], own: Sequence[str], what: str) -> None:

@@ -7,9 +7,9 @@ import click
 
 from canal_mpi.commands.points import (
     folder_options,
+    is_there,
     known_points,
     list_points,
-    refuse_other,
     report_points,
     run_points,
     words_of,
@@ -62,11 +62,10 @@ def study(ctx: click.Context, /, **options: Any) -> None:
     if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"study-{points[0].job.name}")).absolute()
-        refuse_other(folder, "study")
+        if is_there(folder, "study"):
+            points = _with_others(folder, points)
     if options["report"]:
         return report_points(folder, points, write.collect)
-    if options["resume"] is None:
-        points = _with_others(folder, points)
     if options["dry_run"]:
         return list_points(folder, points, options)
     if options["resume"] is None:
@@ -98,10 +97,8 @@ def _points(options: dict[str, Any]) -> "list[Point]":
 def _with_others(folder: Path, points: "list[Point]") -> "list[Point]":
     """Also the runs that an earlier study of this folder has: they count as well."""
     from canal_mpi.study.arms import check_alike
-    from canal_mpi.sweep.folder import holds, load_points
+    from canal_mpi.sweep.folder import load_points
 
-    if not holds(folder):
-        return points
     names = {point.name for point in points}
     points = [*points, *(point for point in load_points(folder) if point.name not in names)]
     check_alike(points)

@@ -9,9 +9,9 @@ import click
 
 from canal_mpi.commands.points import (
     folder_options,
+    is_there,
     known_points,
     list_points,
-    refuse_other,
     report_points,
     run_points,
     words_of,
@@ -77,8 +77,8 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
     if not points:
         points = _points(options)
         folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
-        refuse_other(folder, "sweep")
-        _tell_of_others(folder, points)
+        if is_there(folder, "sweep"):
+            _tell_of_others(folder, points)
         if not options["dry_run"]:
             save(folder, points)
     if options["dry_run"]:
@@ -92,10 +92,10 @@ def sweep(ctx: click.Context, /, **options: Any) -> None:
 
 def _tell_of_others(folder: Path, points: "list[Point]") -> None:
     """What an earlier sweep of this folder has besides is left there, and no part of this one."""
-    from canal_mpi.sweep.folder import holds, load_points
+    from canal_mpi.sweep.folder import load_points
 
     names = {point.name for point in points}
-    others = [p.name for p in load_points(folder) if p.name not in names] if holds(folder) else []
+    others = [point.name for point in load_points(folder) if point.name not in names]
     if others:
         words = f"{len(others)} points of an earlier sweep ({others[0]} …) are no part of this one"
         click.echo(f"canal-mpi: warning: {words}; their runs stay in {folder}.", err=True)

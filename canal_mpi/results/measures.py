@@ -183,8 +183,15 @@ def mean_time_advantage(
     part: float, steps: Array, scores: Array, base_steps: Array, base_scores: Array
 ) -> float:
     """TA_mean(p): steps of all agents to p of what those without sharing reach; without / with."""
+    return _ratio(*steps_to_part(part, steps, scores, base_steps, base_scores))
+
+
+def steps_to_part(
+    part: float, steps: Array, scores: Array, base_steps: Array, base_scores: Array
+) -> tuple[float, float]:
+    """The steps of TA_mean(p), without sharing and with it; NaN where it is never reached."""
     level = part * _above_zero(base_scores[-1])
-    return _ratio(steps_to(level, base_steps, base_scores), steps_to(level, steps, scores))
+    return steps_to(level, base_steps, base_scores), steps_to(level, steps, scores)
 
 
 # ── many runs ──────────────────────────────────────────────────────────────────────────────────

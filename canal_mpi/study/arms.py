@@ -8,7 +8,7 @@ from canal_mpi import config, pick
 from canal_mpi.cluster.hostfile import MOST_RANKS
 from canal_mpi.errors import UsageError
 from canal_mpi.job import Job, Layer
-from canal_mpi.sweep.folder import REHEARSES
+from canal_mpi.sweep.folder import only_of_lessons
 from canal_mpi.sweep.grid import Axis, Choice, Point, crowds, name_of, named_twice, whole_job
 
 NONE, DEFAULT = "none", "distill"  # the two main arms
@@ -132,8 +132,7 @@ def check_alike(points: Sequence[Point]) -> None:
         silent = "none" in (one.job.share.policy, other.job.share.policy)
         for key, (a, b) in odd.items():
             known = key in varied or (key == "share.topology" and (silent or _named(one, other)))
-            mute = silent and key.startswith("reuse.") and key != REHEARSES
-            if not known and not mute:
+            if not known and not (silent and only_of_lessons(key)):
                 raise UsageError(
                     f"{one.name} and {other.name} differ in {key} ({a!r} and {b!r}), so they can't "
                     "be compared in one study: name another --out."

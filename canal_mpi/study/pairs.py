@@ -60,14 +60,15 @@ def _pair(label: str, measured: Measured, agent: int, task: int) -> Pair:
     here = (table["agent"] == who) & (table["task"] == name)
     before = run["exchange"]["score_before"][lessons_of(run, who, round_)][:1]
     low, high = RANDOM_AND_HUMAN.get(name, (nan, nan))
-    steps, seconds, scores = _looks(measured, agent, task, int(table["env_steps"][here].sum()))
+    own_steps = int(table["env_steps"][here].sum())
+    steps, seconds, scores = _looks(measured, agent, task, own_steps)
     return Pair(
         label,
         seed_of(run),
         who,
         name,
         bool((table["source"][here] == "lesson").any()),
-        int(table["env_steps"][here].sum()),
+        own_steps,
         float(measured.scale(before, task)[0]) if len(before) else nan,
         float(measured.learnt[agent, task]),
         float(measured.P[agent, -1, task]),

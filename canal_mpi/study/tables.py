@@ -152,11 +152,8 @@ def _difference_table(study: Study) -> Table:
     rows = []
     for arm in _sharing(study):
         both = beside(arm.pairs, arm.base.pairs if arm.base else [])
-        by_task = [
-            [one.learnt - other.learnt for one, other in both if one.task == task]
-            for task in study.comparison.tasks
-        ]
-        rows.append([arm.label, *(_with_error(values) for values in by_task)])
+        gains = [(one.task, one.learnt - other.learnt) for one, other in both]
+        rows.append([arm.label, *_by_game(gains, study.comparison.tasks)])
     about = (
         "Score right after the task of pairs that learnt from a lesson, minus that of the same "
         "agent, task and seed without sharing: mean and standard error over agents and seeds."
@@ -262,8 +259,8 @@ def _task_table(study: Study, title: str, measure: Callable[[Pair], float]) -> T
     tasks = study.comparison.tasks
     rows = []
     for arm in study.arms:
-        by_task = [[measure(pair) for pair in arm.pairs if pair.task == task] for task in tasks]
-        rows.append([arm.label, *(_with_error(values) for values in by_task)])
+        values = [(pair.task, measure(pair)) for pair in arm.pairs]
+        rows.append([arm.label, *_by_game(values, tasks)])
     return Table(title, "Mean and standard error over agents and seeds.", ["arm", *tasks], rows)
 
 
@@ -280,6 +277,11 @@ def _points_table(study: Study) -> Table:
         "at the end of the run."
     )
     return Table("All games, in points", about, ["arm", *study.tasks], rows)
+
+
+def _by_game(values: Sequence[tuple[str, float]], tasks: Sequence[str]) -> Row:
+    """A cell for every task: mean and standard error of its values."""
+    return [_with_error([value for name, value in values if name == task]) for task in tasks]
 
 
 def _with_error(values: Sequence[float]) -> str:

@@ -216,10 +216,9 @@ def _advantage(part: float, ours: tuple[Array, Array], theirs: tuple[Array, Arra
     (steps, scores), (base_steps, base_scores) = (
         (rows[0].mean(axis=0), rows[1].mean(axis=0)) for rows in (ours, theirs)
     )
-    level = part * base_scores[-1]
-    if not level > 0 or np.isnan([*steps, *scores, *base_steps, *base_scores]).any():
+    without, with_it = m.steps_to_part(part, steps, scores, base_steps, base_scores)
+    if isnan(without) or np.isnan([*steps, *scores, *base_steps, *base_scores]).any():
         return nan
-    with_it, without = m.steps_to(level, steps, scores), m.steps_to(level, base_steps, base_scores)
     if isnan(with_it):
         return 0.0  # they never get there
     return without / with_it if with_it else inf

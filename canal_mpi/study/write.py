@@ -25,7 +25,7 @@ from canal_mpi.study.tables import ARM_HEAD, SCALE_HEAD, Row, arm_rows, scale_ro
 from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
 from canal_mpi.study.weighed import Interval, Weighed
 from canal_mpi.sweep.engine import FINISHED
-from canal_mpi.sweep.folder import other_settings
+from canal_mpi.sweep.folder import what_differs
 from canal_mpi.sweep.grid import Point
 
 PICTURE = "progress.svg"
@@ -43,9 +43,10 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     for point in points:
         if status_of(folder / point.name) == FINISHED:
             run = load(folder / point.name)
-            said += (odd := _another(run, point))
-            arms.setdefault(point.settings["arm"], []).extend([] if odd else [run])
-    arms = {label: runs for label, runs in arms.items() if runs}
+            if words := _another(run, point):
+                said.append(words)
+            else:
+                arms.setdefault(point.settings["arm"], []).append(run)
     experts, random = arms.pop(EXPERT, []), arms.pop(RANDOM, [])
     if not (arms and experts and random):
         return [*said, "Nothing to compare yet: that takes random play, an expert and one arm."]
@@ -67,21 +68,15 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     return [*said, "", text]
 
 
-def _another(run: Run, point: Point) -> list[str]:
+def _another(run: Run, point: Point) -> str:
     """Why a run does not count: its run.h5 is of another job than the point's."""
-    agents = len(run.agents), point.ranks - point.servers
     try:
-        odd = other_settings(from_toml(str(run.attributes.get("job", ""))), point.job)
+        words = what_differs(from_toml(str(run.attributes.get("job", ""))), len(run.agents), point)
     except CanalError as error:
-        return [f"{point.name} is left out: the job in its run.h5 can't be read: {error}"]
-    odd |= {"agents": agents} if agents[0] != agents[1] else {}
-    if not odd:
-        return []
-    key, (there, here) = next(iter(odd.items()))
-    return [
-        f"{point.name} is left out: its run.h5 is of another job ({key}: {there!r} there, {here!r} "
-        "here); remove that folder and go on with --resume."
-    ]
+        return f"{point.name} is left out: the job in its run.h5 can't be read: {error}"
+    again = "remove that folder and go on with --resume"
+    left = f"{point.name} is left out: its run.h5 is of another job"
+    return f"{left} ({words}); {again}." if words else ""
 
 
 # ── Markdown ───────────────────────────────────────────────────────────────────────────────────

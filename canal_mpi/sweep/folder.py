@@ -141,23 +141,29 @@ def check_same_job(run: Path, point: Point) -> str:
     status, agents = marks_of(run)
     try:
         there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
-        odd = other_settings(there, point.job)
     except (OSError, CanalError, UnicodeDecodeError):
-        odd = {}  # nothing that could be gone on with
-    if agents and agents != point.ranks - point.servers:
-        odd = {"agents": (agents, point.ranks - point.servers)}
-    if odd and status not in ("missing", "damaged"):
-        key, (before, now) = next(iter(odd.items()))
+        there = point.job  # nothing that could be gone on with
+    words = what_differs(there, agents, point)
+    if words and status not in ("missing", "damaged"):
         raise UsageError(
-            f"{run} is a run of another job ({key}: {before!r} there, {now!r} here); "
-            "name another --out, or remove it."
+            f"{run} is a run of another job ({words}); name another --out, or remove it."
         )
     return status
 
 
-def other_settings(there: Job, here: Job) -> dict[str, tuple[Any, Any]]:
-    """The settings in which two jobs differ; how lessons are used says nothing without sharing."""
-    odd = config.differences(there, here)
-    if there.share.policy == here.share.policy == "none":
-        odd = {k: v for k, v in odd.items() if not k.startswith("reuse.") or k == REHEARSES}
-    return odd
+def what_differs(there: Job, agents: int, point: Point) -> str:
+    """The first thing that makes a run one of another job than the point's; empty where nothing.
+
+    How lessons are used says nothing without sharing; 0 agents: their number is not known.
+    """
+    odd = config.differences(there, point.job)
+    if there.share.policy == point.job.share.policy == "none":
+        odd = {key: both for key, both in odd.items() if not only_of_lessons(key)}
+    if agents and agents != point.ranks - point.servers:
+        odd = {"agents": (agents, point.ranks - point.servers)}
+    return next((f"{key}: {a!r} there, {b!r} here" for key, (a, b) in odd.items()), "")
+
+
+def only_of_lessons(key: str) -> bool:
+    """Whether a setting means nothing to agents that don't share."""
+    return key.startswith("reuse.") and key != REHEARSES
