@@ -18,25 +18,29 @@ test: check .venv-mpich/ready  ## everything that needs only pip
 	@failed=0; $(PYTEST) -m "not root and not mpi" -n 2 --dist loadfile || failed=1; \
 	$(PYTEST) -m "mpi and not root" || failed=1; exit $$failed
 
-test-all: .venv-mpich/ready  ## what needs root or Debian packages
+test-all: .venv/dev .venv-mpich/ready  ## what needs root or Debian packages
 	tools/debian-packages
 	$(PYTEST) -m root
 
-check: .venv/ready  ## lint and types
+check: .venv/dev  ## lint and types
 	$(RUN) ruff check .
 	$(RUN) ruff format --check .
 	$(RUN) mypy
 
-chaos: .venv/ready  ## break a short job COUNT times, resume it, compare every bit
+chaos: .venv/dev  ## break a short job COUNT times, resume it, compare every bit
 	$(RUN) python tools/chaos --seed $(SEED) --count $(COUNT)
 
-setup: .venv/ready .venv-mpich/ready
+setup: .venv/dev .venv-mpich/ready
 
 .venv/ready: pyproject.toml constraints.txt tools/setup
 	tools/setup
 	touch $@
 
-.venv-mpich/ready: .venv/ready
+.venv/dev: .venv/ready
+	tools/setup dev
+	touch $@
+
+.venv-mpich/ready: .venv/dev
 	tools/setup mpich
 	touch $@
 

@@ -49,19 +49,18 @@ class Turns:
 
 def ours(game: str, same: bool) -> None:
     """This package: as it comes, or with the plain DQN that the others have."""
-    from canal_mpi import config, tasks
-    from canal_mpi.rank import build
-    from canal_mpi.schema import Rows
-    from canal_mpi.topology.link import SoloLink
+    from canal_mpi import config, envs
+    from canal_mpi.rank.build import make_agent
+    from canal_mpi.results.store import Rows
+    from canal_mpi.topology.exchange import alone
 
-    flags = {"tasks": [game], "train.frames": 10**9, "evaluation.episodes": 0}
-    flags |= {"explore.start": work.EPSILON, "explore.end": work.EPSILON}
+    flags = {"tasks": [game], "train.steps": 10**9, "evaluation.episodes": 0}
+    flags |= {"explore.eps_start": work.EPSILON, "explore.eps_end": work.EPSILON}
     if same:
         flags |= {"learn.layer_norm": False, "learn.double": False, "learn.n_step": 1}
-        flags |= {"learn.identity": "single", "learn.own_input": False}
-    job = tasks.named(config.resolve(flags))
-    link, sink = SoloLink(), Rows()
-    build.agent(job, 0, job.tasks, link, sink, lambda progress: None, saver=Turns()).run()
+        flags |= {"learn.heads": "shared", "learn.per_task_input": False}
+    job = envs.named(config.resolve(flags))
+    make_agent(job, 0, job.tasks, alone, Rows(), lambda progress: None, saver=Turns()).run()
 
 
 def sb3(game: str) -> None:

@@ -19,7 +19,7 @@ def send(link: socket.socket, value) -> None:
     link.sendall(pickle.dumps(value) + TOKEN)
 
 
-def receive(link: socket.socket):
+def recv(link: socket.socket):
     """Read until the token comes."""
     data = b""
     while not data.endswith(TOKEN):
@@ -31,7 +31,7 @@ def serve(game: str, listener: socket.socket) -> None:
     """Answer steps and resets."""
     link, env = listener.accept()[0], work.environment(game)
     while True:
-        action = receive(link)
+        action = recv(link)
         send(link, env.reset() if action is None else env.step(action))
 
 
@@ -47,10 +47,10 @@ class Remote:
         """A new episode."""
         send(self.link, None)
         sleep(RESET)
-        return receive(self.link)
+        return recv(self.link)
 
     def step(self, action: int):
         """One step."""
         send(self.link, action)
         sleep(STEP)
-        return receive(self.link)
+        return recv(self.link)

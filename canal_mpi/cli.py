@@ -1,4 +1,7 @@
-"""The command line: train, config, topology, bench; others in commands/. Help loads no torch."""
+"""The command line: thin commands that load what they need when they are called.
+
+Help loads neither numpy nor torch nor MPI; sweep, study, launch and bench are in commands/.
+"""
 
 import os
 import re
@@ -9,21 +12,28 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
-from canal_mpi.commands import bench as benches
-from canal_mpi.commands import clusters, look
-from canal_mpi.commands.evaluate import evaluate
-from canal_mpi.commands.groups import Grouped
-from canal_mpi.commands.study import STUDIED, study
-from canal_mpi.commands.sweep import sweep
+from canal_mpi.commands import clusters
+from canal_mpi.commands.bench import bench
+from canal_mpi.commands.experiments import study, sweep
 from canal_mpi.errors import CanalError, UsageError
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread a rank
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
+
+PATH = click.Path(path_type=Path)
+COMMANDS = {  # as the help lists them
+    "Run": ("train", "launch", "evaluate", "config"),
+    "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
+    "Compare": ("sweep", "study", "bench"),
+    "Clusters": ("doctor", "hosts"),
+}
 
 JOB_OPTIONS = [
     click.option("--job", "job_file", metavar="NAME|FILE", help="A named job, or your own TOML."),
     click.option("--preset", help="Settings to start from: canal is the original's learner."),
-    click.option("--seed", type=int, help="The same seed gives the same bits."),
-    click.option("--frames", type=int, help="Agent steps on each task (not emulator frames)."),
+    click.option("--seed", type=int, help="The same seed gives bit-identical results."),
+    click.option(
+        "--steps", "--frames", type=int, help="Agent steps on each task (not emulator frames)."
+    ),
     click.option("--tasks", help="Games or gymnasium ids, separated by commas."),
     click.option("--order", help="canal, rotate, random, same, or module:function."),
     click.option(
@@ -33,10 +43,10 @@ JOB_OPTIONS = [
     ),
     click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
     click.option("--topology", help="Who hears whom; `canal-mpi topology --help` names them."),
-    click.option("--exchange", help="rounds: in step, reproducible; free: nobody ever waits."),
-    click.option("--sync", help="On the same task also share parameters: blend or gradients."),
+    click.option("--exchange", help="rounds: in step, reproducible; free: agents never wait."),
+    click.option("--sync", help="On the same task also share parameters: weights or gradients."),
     click.option("--lessons", metavar="RUN", help="Offer the lessons of an earlier run too."),
-    click.option("--envs-per-agent", type=int, help="Environments an agent plays at once."),
+    click.option("--envs-per-agent", type=int, help="Environments that an agent plays at once."),
     click.option("--obs", help="What agents see of Atari games: ram or pixels."),
     click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
     click.option(
@@ -50,7 +60,7 @@ JOB_OPTIONS = [
 FLAG_KEYS = {
     "preset": "preset",
     "seed": "seed",
-    "frames": "train.frames",
+    "steps": "train.steps",
     "tasks": "tasks",
     "order": "order",
     "policy": "share.policy",
@@ -59,7 +69,7 @@ FLAG_KEYS = {
     "exchange": "share.exchange",
     "sync": "sync.mode",
     "lessons": "share.lessons",
-    "envs_per_agent": "train.envs",
+    "envs_per_agent": "train.num_envs",
     "obs": "task.obs",
     "variant": "task.variant",
 }
@@ -92,8 +102,21 @@ def seconds_of(text: str | None) -> float | None:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
+class GroupedCommands(click.Group):
+    """Lists its commands in groups, in the order in which one meets them."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands into the help."""
+        for title, names in COMMANDS.items():
+            width = formatter.width - 16
+            rows = [(name, self.commands[name].get_short_help_str(width)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl(rows, col_max=12)
+
+
 @click.group(
-    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=GroupedCommands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="canal-mpi")
 def cli() -> None:
@@ -113,13 +136,13 @@ def cli() -> None:
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run that is there already.")
 @click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
-@click.option("--resume", metavar="RUN", help="Go on with a run that stopped, wherever it stopped.")
+@click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option(
-    "--ft", is_flag=True, help="Go on without ranks that die (mpirun --with-ft ulfm; Open MPI)."
+    "--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm; Open MPI)."
 )
 @click.option(
-    "--env-server", is_flag=True, help="The last rank runs every environment, and no agent."
+    "--env-server", is_flag=True, help="The last rank runs all environments and no agent."
 )
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
 @click.option(
@@ -134,14 +157,14 @@ def cli() -> None:
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
 def train(ctx: click.Context, /, **options: Any) -> None:
-    """Train agents: one a rank under mpirun, a single one without.
+    """Train agents: one per rank under mpirun, a single one without.
 
     Each agent learns the job's tasks in its own order. After each task agents offer what they
     experienced to their neighbours; whoever comes to that task later learns from it instead of
     playing from scratch. Results are in RUN/run.h5.
     """
     from canal_mpi.rank.plan import Request
-    from canal_mpi.rank.roles import train
+    from canal_mpi.rank.train import train
 
     named = tuple(options["env_server_rank"])
     request = Request(
@@ -171,94 +194,193 @@ def config(list_tasks: bool, **options: Any) -> None:
     The output can be fed back with --job. Flags win over environment variables (CANAL_SEED,
     CANAL_LEARN_LR, …), those over the job file, that over the preset, that over the defaults.
     """
-    from canal_mpi import tasks
+    from canal_mpi import envs
     from canal_mpi.config import resolve, to_toml
 
     if list_tasks:
-        click.echo("\n".join(tasks.known()))
+        click.echo("\n".join(envs.known()))
         return
-    job = tasks.named(resolve(flags_of(options), options["job_file"]))
+    job = envs.named(resolve(flags_of(options), options["job_file"]))
     click.echo(to_toml(job, explain=True), nl=False)
 
 
 @cli.command()
 @click.argument("name")
-@click.option("-n", "size", type=int, metavar="N", help="Number of agents; default 5.")
-@click.option("--seed", type=int, default=1, help="For random:K; default 1, as in a job.")
+@click.option("-n", "size", type=click.IntRange(1, 256), metavar="N", help="Agents; default 5.")
+@click.option("--seed", type=click.IntRange(0), default=1, help="For random graphs; default 1.")
 @click.option("--hosts", metavar="LIST", help="Where agents run, as in nano-1:2,xavier:3.")
 @click.option("--lesson-mb", type=float, default=1.0, help="Size of a lesson; default 1 MB.")
 @click.option("--svg", "file", metavar="FILE", help="Also draw it into an SVG file.")
 def topology(
     name: str, size: int | None, seed: int, hosts: str | None, lesson_mb: float, file: str | None
 ) -> None:
-    """Draw who hears whom, and say what a lesson costs there.
+    """Print who hears whom, and what a lesson costs there.
 
-    NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a file with
-    one directed edge (0 -> 1) a line, or module:function.
+    NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a generator
+    of networkx (watts_strogatz_graph:k=2,p=0.1), a file with one directed edge per line (0 -> 1),
+    or module:function.
     """
     from canal_mpi.results.files import write_whole
-    from canal_mpi.topology import draw, graphs
+    from canal_mpi.topology import graphs, spread
 
-    places = draw.host_of_each(hosts, size) if hosts else []
-    size = draw.checked(size if size is not None else len(places) or 5, seed, lesson_mb)
-    edges = graphs.edges(name, size, seed, places)
-    lines = draw.summary(name, edges, size, lesson_mb)
-    click.echo("\n".join([*draw.picture(name, edges, size, places), "", *lines]))
+    if not 0 < lesson_mb < 1e9:
+        raise UsageError(f"--lesson-mb {lesson_mb}: expected a positive number of megabytes.")
+    host_of = graphs.host_of_each(hosts, size) if hosts else []
+    size = size or len(host_of) or 5
+    edges = graphs.edges(name, size, seed, host_of)
+    lines = spread.summary(name, edges, size, lesson_mb)
+    click.echo("\n".join([*spread.neighbour_table(edges, size), "", *lines]))
     if file is not None:
-        write_whole(Path(file), draw.svg(name, edges, size, lines, places).encode())
+        write_whole(Path(file), spread.draw_topology(edges, size, host_of, lines[0]))
         click.echo(f"  drawn       {file}")
 
 
-@cli.group()
-def bench() -> None:
-    """Measure how fast a part is, against its floor, in one run."""
+@cli.command()
+@click.argument("folder", default="runs", type=PATH, metavar="[DIR]")
+def ls(folder: Path) -> None:
+    """List the runs in DIR (default: runs), newest first."""
+    from canal_mpi.results.status import run_lines, run_status, runs_in
+
+    found = [run_status(run) for run in runs_in(folder)]
+    click.echo("\n".join(run_lines(found)) if found else f"{folder} holds no runs.")
 
 
-@bench.command("env")
-@click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
-@click.option("--obs", type=click.Choice(["ram", "pixels"]), default="ram", show_default=True)
-@click.option("--steps", type=click.IntRange(1), default=100, show_default=True, help="Of a block.")
-@click.option("--repeats", type=click.IntRange(1), default=30, show_default=True)
+@cli.command()
+@click.argument("run", type=PATH)
+@click.option("--once", is_flag=True, help="Show the newest state and end.")
+@click.option(
+    "--prometheus",
+    type=PATH,
+    metavar="FILE",
+    help="Also keep FILE up to date for node_exporter's textfile collector (extra: prometheus).",
+)
+def watch(run: Path, once: bool, prometheus: Path | None) -> None:
+    """Show what the agents of RUN do, from any terminal; reads only its files.
+
+    Continues until the run ends; Ctrl-C leaves the run alone.
+    """
+    from canal_mpi.results.status import follow
+
+    follow(run, once, prometheus)
+
+
+@cli.command()
+@click.argument("path", type=PATH, metavar="RUN|FILE")
+@click.option("--verify", is_flag=True, help="Check form, checksums and ranges; exit 1 if wrong.")
+@click.option(
+    "--same-as",
+    "other",
+    type=PATH,
+    metavar="RUN",
+    help="Say whether two runs are equal but for volatile columns; exit 1 where they differ.",
+)
 @click.pass_context
-def bench_env(ctx: click.Context, /, task: str, obs: str, steps: int, repeats: int) -> None:
-    """Steps per second through an env server against local environments.
+def inspect(ctx: click.Context, path: Path, verify: bool, other: Path | None) -> None:
+    """Show what is in the files of a run: every table with shapes, units and meaning."""
+    from canal_mpi.results import inspect as files
 
-    Starts two ranks of its own and gives each a core. Local and remote blocks take turns, and
-    the ratio is the median over neighbours.
+    if verify:
+        found = files.files_of(path)
+        wrong = [words for file in found for words in files.verify(file)]
+        click.echo("\n".join(wrong) if wrong else f"{len(found)} files are whole.")
+        ctx.exit(int(bool(wrong)))
+    if other is None:
+        click.echo("\n".join(files.tree(path)))
+        return
+    differing = files.differences(path, other)
+    same = "the same: every column that is not volatile is bit-identical"
+    click.echo("\n".join(differing) if differing else same)
+    ctx.exit(int(bool(differing)))
+
+
+@cli.command()
+@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN…")
+@click.option(
+    "--out",
+    type=PATH,
+    metavar="FILE",
+    help="Where the page goes; default: report.html in the first run.",
+)
+@click.option(
+    "--experts",
+    multiple=True,
+    type=PATH,
+    metavar="RUN",
+    help="A run of one agent on one task, to normalise by; may be given several times.",
+)
+@click.option("--csv", is_flag=True, help="Also write the tables as CSV, beside the page.")
+@click.option("--json", "as_json", is_flag=True, help="Also write the measures as JSON.")
+@click.option("--png", is_flag=True, help="Also write every figure as PNG, beside the page.")
+@click.option(
+    "--figures",
+    type=PATH,
+    metavar="DIR",
+    help="Also write every figure as PDF and SVG into DIR, a column of a paper wide.",
+)
+def report(runs: tuple[Path, ...], **options: Any) -> None:
+    """Make one HTML page of a RUN, or of several to compare them.
+
+    Runs that differ only in their seed are taken together; a run without sharing is the baseline,
+    a run of one agent the single agent of ILA, TLA and TA.
     """
-    from canal_mpi.bench import env
+    from canal_mpi.report.report import write_report
 
-    ctx.exit(env.run(task, obs, env.Size(steps, repeats)))
+    for path in write_report(runs, **options):
+        click.echo(path)
 
 
-@bench.command("lesson")
-@click.option("--game", default="RoadRunner", help="The task; default RoadRunner.")
-@click.option("--rows", "file", metavar="FILE", help="Rows of a run: RUN/membuf/agent-0/….h5.")
-@click.option("--steps", type=int, default=100_000, help="Without FILE: steps that are played.")
-def bench_lesson(game: str, file: str | None, steps: int) -> None:
-    """Bytes and seconds of a lesson, against pickled tuples of the same rows.
+@cli.command()
+@click.argument("run", type=PATH)
+@click.option(
+    "--to",
+    "kind",
+    required=True,
+    type=click.Choice(["csv", "parquet", "tensorboard"]),
+    help="What to write; parquet and tensorboard are extras of the package.",
+)
+@click.option("--out", type=PATH, help="Where to; default: inside the run.")
+def export(run: Path, kind: str, out: Path | None) -> None:
+    """Write the tables of RUN in another format."""
+    from canal_mpi.results.inspect import export
 
-    Rows of a trained agent come from a file of a run; without one the game is played at random,
-    each action held for a while, which packs differently.
+    for path in export(run, kind, out):
+        click.echo(path)
+
+
+@cli.command()
+@click.argument("run", type=PATH)
+@click.option(
+    "--agent", "agents", multiple=True, type=int, help="Only this agent; may be repeated."
+)
+@click.option("--task", "tasks", multiple=True, help="Only this task, or all (default).")
+@click.option("--episodes", type=click.IntRange(1), default=20, help="Episodes of each pair.")
+@click.option(
+    "--max-steps", type=click.IntRange(1), help="Steps of an episode; default: the job's."
+)
+@click.option("--video", is_flag=True, help="Film the first episode of each pair (extra: video).")
+@click.option("--save-steps", is_flag=True, help="Also save every action, reward and state.")
+@click.option("--trust", is_flag=True, help="Import modules that the run's job names.")
+@click.option(
+    "--out",
+    type=PATH,
+    metavar="DIR",
+    help="Where files go; default: evaluations/ in the run.",
+)
+@click.pass_context
+def evaluate(ctx: click.Context, /, **options: Any) -> None:
+    """Let the agents of RUN play again, as their newest checkpoints have them.
+
+    Under mpirun the pairs of agent and task are spread over the ranks; the scores are the same on
+    any number of them. They are written as HDF5, and printed as a table.
     """
-    from canal_mpi import tasks
-    from canal_mpi.bench import lesson
+    from canal_mpi.evaluation import EvaluationRequest, evaluate
 
-    task = tasks.canonical(game)
-    rows = lesson.rows_of_file(file) if file else lesson.played(task, steps)
-    source = f"from {file}" if file else "of random play (a trained agent's: --rows FILE)"
-    click.echo("\n".join(lesson.report(task, source, lesson.measure(task, rows))))
+    ctx.exit(evaluate(EvaluationRequest(**options)))
 
 
-for command in (benches.train, benches.learn, benches.exchange, benches.everything):
-    bench.add_command(command)
 for option in JOB_OPTIONS:
     option(sweep)
-    option(study)
-study.params = [p for p in study.params if p.name not in STUDIED]
-for command in (look.watch, look.ls, look.report, look.inspect, look.export, evaluate):
-    cli.add_command(command)
-for command in (sweep, study, clusters.launch, clusters.hosts, clusters.doctor):
+for command in (sweep, study, bench, clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 
@@ -274,7 +396,7 @@ def run() -> int:
         return error.exit_code
     except click.Abort as error:
         raise KeyboardInterrupt from error
-    except Exception:  # a mistake of ours; 1 would mean that doctor or verify found something
+    except Exception:  # a bug; 1 would mean that doctor or verify found something
         traceback.print_exc()
         return CanalError.code
     return int(code or 0)

@@ -1,7 +1,8 @@
-"""Where each setting of a job comes from, and TOML in and out.
+"""Where each setting of a job comes from, TOML in and out, and settings that differ per host.
 
-Precedence: flag > environment variable CANAL_… > job file > preset > default. This module needs
-neither MPI nor torch.
+Precedence: flag > environment variable CANAL_… > job file > preset > default. Rules for hosts are
+`[hosts."nano-*"]` with `device`, `threads`, `envs`, `speed`: of several rules that match, the first
+one that has a setting decides, so specific rules come before general ones.
 """
 
 import json
@@ -15,15 +16,26 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from canal_mpi import hosts, pick
-from canal_mpi.errors import UsageError
-from canal_mpi.job import BEFORE, EXPANSIONS, PRESETS, Job, Layer
-from canal_mpi.topology.graphs import check_name
+from canal_mpi.errors import UsageError, check_name, suggestion
+from canal_mpi.settings import EXPANSIONS, PRESETS, HostRule, Job, Layer
+from canal_mpi.topology.graphs import check_topology_name
+
+# A host's setting, and the setting of the job that it replaces there.
+HOST_KEYS = {
+    "device": "learn.device",
+    "threads": "learn.threads",
+    "envs": "train.num_envs",
+    "speed": "train.speed",
+}
+PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,253}")
+EXAMPLE = '[hosts."nano-*"] with device = "cpu", threads = 4'
+LONGEST_JOB = 1 << 20  # bytes of a job file
+Rules = tuple[HostRule, ...]
 
 
 @cache
 def keys() -> Mapping[str, Any]:
-    """Every dotted key of the job with its field; `hosts` has rules instead (hosts.py)."""
+    """Every dotted key of the job with its field and type; `hosts` has rules instead."""
     return dict(_walk(Job, ""))
 
 
@@ -49,7 +61,7 @@ def resolve(
         path = find_job(job_file)
         layers.insert(0, {"name": path.stem} | read_toml(_bytes_of(path), str(path)))
     preset = next((str(x["preset"]) for x in reversed(layers) if "preset" in x), "")
-    pick.check("preset", preset, PRESETS, outside=False)
+    check_name("preset", preset, PRESETS, outside=False)
     values: Layer = {}
     for layer in [dict(PRESETS.get(preset, {})), *layers]:
         values |= _on_top(values, layer)
@@ -58,10 +70,13 @@ def resolve(
 
 def _on_top(values: Layer, layer: Layer) -> Layer:
     """A layer, checked, with what it implies; rules for hosts join those that are there."""
-    tables, rest = hosts.split(layer)
-    found = _expanded({key: checked(key, value) for key, value in rest.items()})
-    old = values.get("hosts", ())
-    return found | {"hosts": hosts.merged(hosts.rules_of(tables, checked), old)}
+    tables, rest = _split_hosts(layer)
+    found = {key: checked(key, value) for key, value in rest.items()}
+    implied: Layer = {}
+    for item in found.items():
+        implied |= EXPANSIONS.get(item, {})
+    rules = [_rule(pattern, table) for pattern, table in tables.items()]
+    return implied | found | {"hosts": _merged(rules, values.get("hosts", ()))}
 
 
 def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) -> Job:
@@ -75,15 +90,8 @@ def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) ->
 def differences(one: Job, two: Job) -> dict[str, tuple[Any, Any]]:
     """The settings that differ, with both values."""
     pairs = {key: (get(one, key), get(two, key)) for key in keys()}
-    pairs["hosts"] = (hosts.tables_of(one.hosts), hosts.tables_of(two.hosts))
+    pairs["hosts"] = (_tables_of(one.hosts), _tables_of(two.hosts))
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
-
-
-def _expanded(layer: Layer) -> Layer:
-    implied: Layer = {}
-    for item in layer.items():
-        implied |= EXPANSIONS.get(item, {})
-    return implied | layer
 
 
 def build(values: Layer) -> Job:
@@ -93,9 +101,9 @@ def build(values: Layer) -> Job:
         section, _, name = key.rpartition(".")
         (tree.setdefault(section, {}) if section else tree)[name] = value
     hints = get_type_hints(Job)
-    for section, inside in tree.items():
+    for section, settings in tree.items():
         if is_dataclass(hints[section]):
-            tree[section] = hints[section](**inside)
+            tree[section] = hints[section](**settings)
     return _cross_checked(Job(**tree))
 
 
@@ -111,14 +119,15 @@ def _cross_checked(job: Job) -> Job:
         raise UsageError(
             f"train.rounds = {job.train.rounds}, but the job has {len(job.tasks)} tasks."
         )
-    if job.replay.capacity < job.learn.batch:
+    if job.replay.buffer_size < job.learn.batch_size:
         raise UsageError(
-            f"replay.capacity = {job.replay.capacity} is less than a batch ({job.learn.batch})."
+            f"replay.buffer_size = {job.replay.buffer_size} is less than a batch "
+            f"({job.learn.batch_size})."
         )
-    if job.replay.capacity // job.train.envs < job.learn.n_step:
+    if job.replay.buffer_size // job.train.num_envs < job.learn.n_step:
         raise UsageError(
-            f"replay.capacity = {job.replay.capacity} for {job.train.envs} environments holds "
-            f"fewer than {job.learn.n_step} steps of each (learn.n_step); give more."
+            f"replay.buffer_size = {job.replay.buffer_size} for {job.train.num_envs} environments "
+            f"holds fewer than {job.learn.n_step} steps of each (learn.n_step); give more."
         )
     if job.learn.lr == 0:
         raise UsageError("learn.lr = 0 learns nothing; give a positive number, as in 0.0005.")
@@ -129,7 +138,7 @@ def checked(key: str, value: Any) -> Any:
     """A value of the key's type, inside its range; UsageError says what was found and expected."""
     known = keys()
     if key not in known:
-        hint = pick.suggestion(key, known) or "; `canal-mpi config` lists them."
+        hint = suggestion(key, known) or "; `canal-mpi config` lists them."
         raise UsageError(f"unknown setting '{key}'{hint}")
     part, kind = known[key]
     value = _typed(key, value, kind)
@@ -137,9 +146,9 @@ def checked(key: str, value: Any) -> Any:
     for number in value if isinstance(value, tuple) else (value,):
         _check_range(key, number, meta)
     if key == "share.topology":
-        check_name(value, f"value for {key}")
+        check_topology_name(value, f"value for {key}")
     elif meta["names"]:
-        pick.check(f"value for {key}", value, meta["names"], meta["outside"])
+        check_name(f"value for {key}", value, meta["names"], meta["outside"])
     return value
 
 
@@ -184,7 +193,7 @@ def _from_environment(environ: Mapping[str, str]) -> Layer:
     for variable, text in environ.items():
         if variable.startswith("CANAL_"):
             if variable not in names:
-                hint = pick.suggestion(variable, names, cutoff=0.8) or "; no setting has that name."
+                hint = suggestion(variable, names, cutoff=0.8) or "; no setting has that name."
                 raise UsageError(f"unknown environment variable {variable}{hint}")
             layer[names[variable]] = parse_value(text)
     return layer
@@ -221,12 +230,12 @@ def find_job(name: str) -> Path:
     """The file of a named job, or the user's own file."""
     if name.endswith(".toml") or "/" in name:
         if not Path(name).is_file():
-            what = "is a directory" if Path(name).is_dir() else "does not exist"
+            what = "is not a regular file" if Path(name).exists() else "does not exist"
             raise UsageError(f"job file {name} {what}.")
         return Path(name)
     jobs = named_jobs()
     if name not in jobs:
-        hint = pick.suggestion(name, jobs) or ";"
+        hint = suggestion(name, jobs) or ";"
         raise UsageError(
             f"unknown job '{name}'{hint} known: {', '.join(sorted(jobs))}, or path/to/my.toml."
         )
@@ -235,6 +244,8 @@ def find_job(name: str) -> Path:
 
 def _bytes_of(path: Path) -> bytes:
     try:
+        if path.stat().st_size > LONGEST_JOB:
+            raise UsageError(f"job file {path} is larger than {LONGEST_JOB >> 20} MB.")
         return path.read_bytes()
     except OSError as error:
         raise UsageError(f"job file {path} can't be read: {error.strerror}.") from error
@@ -249,7 +260,7 @@ def read_toml(data: bytes, where: str) -> Layer:
     layer: Layer = {}
     for name, value in tree.items():
         if isinstance(value, dict) and name != "hosts":
-            layer |= {f"{name}.{inner}": inside for inner, inside in value.items()}
+            layer |= {f"{name}.{inner}": setting for inner, setting in value.items()}
         else:
             layer[name] = value
     return layer
@@ -266,11 +277,11 @@ def to_toml(job: Job, explain: bool = False) -> str:
         value = get(job, key)
         text = f"{name} = {_toml_value(value)}"
         lines.append(f"{text:<31} # {part.metadata['about']}" if explain else text)
-    for pattern, table in hosts.tables_of(job.hosts).items():
+    for pattern, table in _tables_of(job.hosts).items():
         lines += ["", f"[hosts.{_toml_value(pattern)}]"]
         lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]
     if explain and not job.hosts:
-        lines += ["", f"# {hosts.EXAMPLE}, envs = 1: what differs on such hosts"]
+        lines += ["", f"# {EXAMPLE}, envs = 1: what differs on such hosts"]
     return "\n".join(lines) + "\n"
 
 
@@ -294,9 +305,70 @@ def _toml_value(value: Any) -> str:
 
 def from_toml(text: str) -> Job:
     """The job that `to_toml` wrote, maybe before some settings existed."""
-    return build(BEFORE | _on_top({}, read_toml(text.encode(), "job")))
+    return build(_on_top({}, read_toml(text.encode(), "job")))
 
 
 def with_tasks(job: Job, tasks: Sequence[str]) -> Job:
     """The same job with its tasks under their proper names."""
     return _cross_checked(replace(job, tasks=tuple(tasks)))
+
+
+# ── settings that differ per host ──────────────────────────────────────────────────────────────
+
+
+def _split_hosts(layer: Layer) -> tuple[dict[str, Any], Layer]:
+    """The settings of a layer that are for some hosts (by pattern), and all others."""
+    rest = {k: v for k, v in layer.items() if k != "hosts" and not k.startswith("hosts.")}
+    found = layer.get("hosts", {})
+    if not isinstance(found, dict):
+        raise UsageError(f"hosts = {found!r}: expected tables, as in {EXAMPLE}.")
+    tables = {k: dict(v) if isinstance(v, dict) else v for k, v in found.items()}
+    for key, value in layer.items():
+        if key.startswith("hosts."):  # --set hosts.nano-*.threads=4
+            pattern, dot, name = key.removeprefix("hosts.").rpartition(".")
+            if not dot or not isinstance(tables.get(pattern, {}), dict):
+                raise UsageError(f"{key}: expected hosts.PATTERN.SETTING, as in hosts.nano-*.envs.")
+            tables.setdefault(pattern, {})[name] = value
+    return tables, rest
+
+
+def _rule(pattern: str, table: Any) -> HostRule:
+    """A rule from its table, each setting checked as the job's own is."""
+    if not PATTERN.fullmatch(pattern) or not isinstance(table, dict):
+        raise UsageError(f"hosts.{pattern}: expected the name of a host, as in {EXAMPLE}.")
+    settings = []
+    for name, value in table.items():
+        if name not in HOST_KEYS:
+            hint = suggestion(name, HOST_KEYS) or ";"
+            known = ", ".join(HOST_KEYS)
+            raise UsageError(f"hosts.{pattern}: unknown setting '{name}'{hint} known: {known}.")
+        try:
+            settings.append((name, checked(HOST_KEYS[name], value)))
+        except UsageError as error:
+            raise UsageError(f"hosts.{pattern}.{name}: {error}") from error
+    return HostRule(pattern, tuple(settings))
+
+
+def _merged(new: Sequence[HostRule], old: Rules) -> Rules:
+    """Both sets of rules; the new ones come first."""
+    before = {rule.pattern: dict(rule.settings) for rule in old}
+    first = [
+        HostRule(rule.pattern, tuple((before.pop(rule.pattern, {}) | dict(rule.settings)).items()))
+        for rule in new
+    ]
+    return (*first, *(rule for rule in old if rule.pattern in before))
+
+
+def _tables_of(rules: Rules) -> dict[str, dict[str, Any]]:
+    """The rules as the tables they came from."""
+    return {rule.pattern: dict(rule.settings) for rule in rules}
+
+
+def on_host(job: Job, host: str) -> Job:
+    """The job as it is on a host."""
+    for rule in reversed([rule for rule in job.hosts if rule.matches(host)]):
+        for name, value in rule.settings:
+            section, _, key = HOST_KEYS[name].partition(".")
+            part = replace(getattr(job, section), **{key: value})
+            job = replace(job, **{section: part})
+    return job

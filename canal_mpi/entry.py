@@ -1,23 +1,24 @@
-"""Where `canal-mpi` starts: a witness first, everything that takes time to load after it."""
+"""Where `canal-mpi` starts: the death reporter first, everything that takes time to load later."""
 
 import sys
-
-from canal_mpi.rank import signals, witness
 
 INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; every trouble is one line and an exit code."""
-    watched = None
+    """Run the command line; errors print one line and exit non-zero."""
+    reporter = None
     if sys.argv[1:2] == ["train"]:
-        watched = witness.stand_by()
-        signals.listen()
+        from canal_mpi.rank.death_reporter import start_reporter
+        from canal_mpi.rank.shutdown import stop_signals
+
+        reporter = start_reporter()
+        stop_signals.listen()
     try:
         from canal_mpi.cli import run
 
         sys.exit(run())
     except KeyboardInterrupt:
-        if watched is None or watched.may_speak():
+        if reporter is None or reporter.may_speak():
             print("canal-mpi: interrupted.", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -1,8 +1,14 @@
-"""What can go wrong, and the exit code each kind of trouble has."""
+"""Errors with their exit codes, lookup of names with suggestions, and the log."""
+
+import importlib
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 
 class CanalError(Exception):
-    """Trouble with a message for the user; ends the program with `code`."""
+    """An error with a message for the user; ends the program with `code`."""
 
     code = 70
 
@@ -20,11 +26,11 @@ class DamagedData(CanalError):
 
 
 class NotRepeatable(CanalError):
-    """An environment can't be brought back to where it was; its episode has to start anew."""
+    """An environment can't be brought back to a saved state; its episode has to restart."""
 
 
 class RankFailed(CanalError):
-    """A rank can't go on: its environment or its learner broke."""
+    """A rank can't continue: its environment or its learner broke."""
 
     code = 70
 
@@ -57,3 +63,62 @@ class RanksDiffer(CanalError):
     """The ranks don't run the same code, job or MPI."""
 
     code = 78
+
+
+def suggestion(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """`; did you mean 'RoadRunner'?`, or nothing where no name is close."""
+    from difflib import get_close_matches  # only mistakes load it
+
+    by_lower = {name.lower(): name for name in known}
+    close = get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return f"; did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
+def check_name(kind: str, name: str, table: Iterable[str], outside: bool = True) -> None:
+    """Refuse a name that is neither in the table nor, where allowed, `module:name`."""
+    names = sorted(table)
+    if name not in names and not (outside and ":" in name):
+        hint = suggestion(name, names)
+        raise UsageError(
+            f"unknown {kind} '{name}'{hint or ';'} known: {', '.join(filter(None, names))}."
+        )
+
+
+def lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
+    """The table's entry of that name; text entries and outside names are imported."""
+    check_name(kind, name, table)
+    found = table.get(name, name)
+    return import_name(kind, found) if isinstance(found, str) else found
+
+
+def import_name(kind: str, path: str) -> Any:
+    """Import `module:name`; only for names from the user's own job."""
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UsageError(f"{kind} '{path}': can't import '{module}': {error}.") from error
+    except AttributeError as error:
+        raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.") from error
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """A library that only an extra of the package installs."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UsageError(f"this needs {module}: pip install 'canal-mpi[{extra}]'.") from error
+
+
+logger = logging.getLogger("canal_mpi")
+logger.addHandler(logging.NullHandler())
+logger.propagate = False
+
+
+def log_to_file(path: Path, verbose: bool) -> None:
+    """Send this process's log to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.handlers = [handler]
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)

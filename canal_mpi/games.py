@@ -2,9 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from canal_mpi import pick
-from canal_mpi.errors import UsageError
-from canal_mpi.seeding import stream
+from canal_mpi.errors import UsageError, lookup
+from canal_mpi.state import random_stream
 
 TEN_GAMES = (
     "RoadRunner",
@@ -32,7 +31,7 @@ RANDOM_AND_HUMAN: Mapping[str, tuple[float, float]] = {
     "BattleZone": (2360.0, 37187.5),
 }
 
-# Each row is the order of one agent, as places in TEN_GAMES; after two rounds of the first five
+# Each row is the order of one agent, as indices into TEN_GAMES; after two rounds of the first five
 # agents every game has been learnt by somebody.
 CANAL_ORDERS = (
     (0, 1, 2, 3, 4, 5, 6, 7, 8, 9),
@@ -63,12 +62,12 @@ def canal(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
         )
     if agent >= len(CANAL_ORDERS):
         return random(tasks, agent, seed)
-    return [TEN_GAMES[place] for place in CANAL_ORDERS[agent] if TEN_GAMES[place] in tasks]
+    return [TEN_GAMES[k] for k in CANAL_ORDERS[agent] if TEN_GAMES[k] in tasks]
 
 
 def random(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
     """A permutation of its own for every agent, from the seed."""
-    return [tasks[k] for k in stream(seed, agent, "", "order").permutation(len(tasks))]
+    return [tasks[k] for k in random_stream(seed, agent, "", "order").permutation(len(tasks))]
 
 
 def rotate(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
@@ -88,7 +87,7 @@ ORDERS: Mapping[str, Order] = {"canal": canal, "random": random, "rotate": rotat
 
 def order_of(name: str, tasks: Sequence[str], agent: int, seed: int) -> tuple[str, ...]:
     """The tasks of one agent, in its order; each of the job's tasks exactly once."""
-    found = tuple(pick.pick("order", name, ORDERS)(tasks, agent, seed))
+    found = tuple(lookup("order", name, ORDERS)(tasks, agent, seed))
     if sorted(found) != sorted(tasks):
         raise UsageError(f"order '{name}' gives agent {agent} {found}; expected each task once.")
     return found

@@ -1,30 +1,31 @@
-"""States as named arrays: parts under a prefix, and plain records as columns."""
+"""States as named arrays, and random streams whose state can be saved."""
 
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
+from zlib import crc32
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.types import Array, Columns
+from canal_mpi.interfaces import Array, Columns
 
 T = TypeVar("T")
 
 
-def under(prefix: str, columns: Mapping[str, Array]) -> Columns:
+def with_prefix(prefix: str, columns: Mapping[str, Array]) -> Columns:
     """The columns with their names under a prefix."""
     return {f"{prefix}/{name}": column for name, column in columns.items()}
 
 
-def inside(prefix: str, columns: Mapping[str, Array]) -> Columns:
-    """The columns that `under` put there."""
+def strip_prefix(prefix: str, columns: Mapping[str, Array]) -> Columns:
+    """The columns under a prefix, without it."""
     start = f"{prefix}/"
     return {n.removeprefix(start): c for n, c in columns.items() if n.startswith(start)}
 
 
 def record_to_columns(record: Any) -> Columns:
-    """A dataclass of numbers, texts and arrays, a column a field."""
+    """A dataclass of numbers, texts and arrays, one column per field."""
     return {part.name: _column(getattr(record, part.name)) for part in fields(record)}
 
 
@@ -51,3 +52,40 @@ def _value(column: Array) -> Any:
         return column[0]
     value = column.item()
     return value.decode() if isinstance(value, bytes) else value
+
+
+MASK = (1 << 64) - 1
+
+
+def seed_sequence(seed: int, agent: int, task: str, purpose: str) -> np.random.SeedSequence:
+    """The seed of one stream: independent of every other agent, task and purpose."""
+    return np.random.SeedSequence([seed, agent, crc32(task.encode()), crc32(purpose.encode())])
+
+
+def random_stream(seed: int, agent: int, task: str, purpose: str) -> np.random.Generator:
+    """A generator for one purpose, such as "explore" or "sample"."""
+    return np.random.Generator(np.random.PCG64(seed_sequence(seed, agent, task, purpose)))
+
+
+def seed_integer(seed: int, agent: int, task: str, purpose: str) -> int:
+    """A 31-bit seed for libraries that want a plain number."""
+    return int(seed_sequence(seed, agent, task, purpose).generate_state(1)[0] & 0x7FFFFFFF)
+
+
+def rng_state(rng: np.random.Generator) -> Array:
+    """The whole state of a generator, as six numbers."""
+    state = rng.bit_generator.state
+    value, step = state["state"]["state"], state["state"]["inc"]
+    words = [value >> 64, value & MASK, step >> 64, step & MASK]
+    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype="<u8")
+
+
+def set_rng_state(rng: np.random.Generator, words: Array) -> None:
+    """Give a generator the state that `rng_state` took."""
+    w = [int(word) for word in words]
+    rng.bit_generator.state = {
+        "bit_generator": "PCG64",
+        "state": {"state": w[0] << 64 | w[1], "inc": w[2] << 64 | w[3]},
+        "has_uint32": w[4],
+        "uinteger": w[5],
+    }

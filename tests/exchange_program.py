@@ -8,13 +8,13 @@ from time import monotonic, sleep
 
 import numpy as np
 from mpi4py import MPI
+from thread_links import known
 
-from canal_mpi.columns import decode, encode
-from canal_mpi.topology.desk import Terms
+from canal_mpi.interfaces import Offer, TransferEvent
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.topology.exchange import Exchange, ExchangeConfig
 from canal_mpi.topology.graphs import Edges, edges
-from canal_mpi.topology.mpilink import MpiLink
-from canal_mpi.topology.reach import known
-from canal_mpi.types import Moved, Offer
+from canal_mpi.topology.transport import MpiTransport
 
 ROUNDS = 5
 LIMIT = 1 << 26
@@ -36,16 +36,16 @@ def offer(donor: int, round_: int) -> Offer:
     return Offer(donor, round_, f"task-{donor}-{round_}", float(donor), 10, 10)
 
 
-def check(link: MpiLink, wanted: list[Offer]) -> None:
-    for parcel in link.fetch(wanted):
-        assert parcel.refusal == "", parcel.refusal
-        rows = decode(parcel.data, LIMIT)["rows"]
-        donor, round_ = parcel.offer.key
+def check(link: Exchange, wanted: list[Offer]) -> None:
+    for result in link.fetch(wanted):
+        assert result.refusal == "", result.refusal
+        rows = decode(result.data, LIMIT)["rows"]
+        donor, round_ = result.offer.key
         assert (rows == 10 * donor + round_).all()
 
 
-def part(link: MpiLink, comm: MPI.Intracomm) -> None:
-    """Answer letters until everybody is done."""
+def leave(link: Exchange, comm: MPI.Intracomm) -> None:
+    """Answer messages until all ranks are done."""
     link.settle()
     barrier = comm.Ibarrier()
     while not barrier.Test():
@@ -55,9 +55,9 @@ def part(link: MpiLink, comm: MPI.Intracomm) -> None:
 
 def exchange(name: str, joined: Edges, free: bool) -> None:
     comm = MPI.COMM_WORLD
-    agent, size, moved = comm.Get_rank(), comm.Get_size(), list[Moved]()
-    link = MpiLink(comm, joined, idle, LIMIT, Terms(free))
-    link.note = moved.append
+    agent, size, moved = comm.Get_rank(), comm.Get_size(), list[TransferEvent]()
+    transport = MpiTransport(comm, joined, idle, LIMIT)
+    link = Exchange(agent, joined, transport, ExchangeConfig(free), moved.append)
     rng = np.random.default_rng(agent)
     for round_ in range(1, ROUNDS + 1):
         link.begin(round_)
@@ -74,7 +74,7 @@ def exchange(name: str, joined: Edges, free: bool) -> None:
     if free:
         assert {one.key for one in link.offers()} == reachable
     check(link, link.offers())
-    part(link, comm)
+    leave(link, comm)
     crossed = [(m.offer.key, m.sender) for m in moved if m.kind == "transfer"]
     assert len(crossed) == len(set(crossed)), "a lesson crossed an edge twice"
     assert all((sender, agent) in joined for _, sender in crossed)

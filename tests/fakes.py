@@ -4,37 +4,38 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from thread_links import given
 
-from canal_mpi.agent import Agent
+from canal_mpi.agent.lessons import Sharing
+from canal_mpi.agent.loop import Agent
+from canal_mpi.agent.recorder import Recorder
 from canal_mpi.config import resolve
-from canal_mpi.job import Job
-from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.lesson import pack
-from canal_mpi.membuf.memory import Memory
-from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.share import Policy, exact
-from canal_mpi.rank.build import recipe
-from canal_mpi.record import Recorder
-from canal_mpi.schema import Rows
-from canal_mpi.sharing import Sharing
-from canal_mpi.topology.link import SoloLink
-from canal_mpi.types import (
-    CUT,
-    ENDED,
+from canal_mpi.interfaces import (
+    TERMINATED,
+    TRUNCATED,
     Array,
     Batch,
     Columns,
     Embed,
     Env,
+    FetchResult,
     Learner,
     Link,
-    Moved,
     Offer,
-    Parcel,
+    OnTransfer,
     Progress,
     Spaces,
     Step,
 )
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.lesson import pack
+from canal_mpi.membuf.rehearsal import Rehearsal
+from canal_mpi.membuf.replay import Replay
+from canal_mpi.membuf.selection import Policy, exact
+from canal_mpi.rank.build import recipe
+from canal_mpi.results.store import Rows
+from canal_mpi.settings import Job
+from canal_mpi.topology.exchange import alone, ignore
 
 CHAIN = Spaces((6,), "<f4", 2)
 
@@ -56,13 +57,13 @@ class Chain:
         self.log.append("send")
         self.actions.append(int(actions[0]))
 
-    def receive(self) -> Step:
+    def recv(self) -> Step:
         self.log.append("receive")
         self.place = max(self.place + (1 if self.actions[-1] == 1 else -1), 0)
         self.steps += 1
         ended = self.place == CHAIN.shape[0] - 1
         cut = self.cut_after > 0 and self.steps >= self.cut_after
-        flags = ENDED if ended else CUT if cut else 0
+        flags = TERMINATED if ended else TRUNCATED if cut else 0
         obs = self._look()
         start = self.reset() if flags else obs
         return Step(obs, np.array([float(ended)]), np.array([flags], dtype=np.uint8), start)
@@ -70,10 +71,10 @@ class Chain:
     def _look(self) -> Array:
         return np.eye(CHAIN.shape[0], dtype=np.float32)[[self.place]]
 
-    def state(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {"place": np.array([self.place])}
 
-    def restore(self, state: Columns) -> None:
+    def load_state_dict(self, state: Columns) -> None:
         self.place = int(state["place"][0])
 
     def close(self) -> None:
@@ -94,54 +95,56 @@ class Chains:
         return self.envs[-1]
 
 
-class FakeLearner:
+Average = Callable[[Array], Array] | None
+
+
+class FakeLearner(Learner):
     """Always takes the same action and notes what it was asked to do."""
 
     def __init__(self, log: list[str] | None = None, action: int = 0) -> None:
         self.log, self.action = log if log is not None else [], action
-        self.combine: Callable[[Array], Array] | None = None
 
-    def begin(self, task: str) -> None:
+    def set_task(self, task: str) -> None:
         self.log.append(f"begin {task}")
 
     def act(self, obs: Array) -> Array:
         return np.full(len(obs), self.action, dtype=np.int64)
 
-    def learn(self, batch: Batch) -> float:
-        self.log.append("learn")
+    def update(self, batch: Batch, average_grad: Average = None) -> float:
+        self.log.append("update")
         return 0.5
 
-    def values(self, obs: Array) -> Array:
+    def q_values(self, obs: Array) -> Array:
         return np.eye(CHAIN.actions, dtype=np.float32)[self.act(obs)]
 
-    def errors(self, batch: Batch) -> Array:
+    def td_errors(self, batch: Batch) -> Array:
         return np.zeros(len(batch.actions), dtype=np.float32)
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         self.log.append("consolidate")
 
-    def network(self) -> Columns:
+    def get_weights(self) -> Columns:
         return {"trunk": np.zeros(1, dtype=np.float32), "head": np.zeros(1, dtype=np.float32)}
 
-    def teach(self, network: Columns) -> None:
+    def set_teacher(self, network: Columns) -> None:
         self.log.append("teach")
 
-    def adopt(self, network: Columns) -> None:
+    def set_weights(self, network: Columns) -> None:
         self.log.append("adopt")
 
-    def blend(self, network: Columns, alpha: float) -> None:
+    def polyak_update(self, network: Columns, alpha: float) -> None:
         self.log.append("blend")
 
-    def twin(self) -> Columns:
-        return self.state()
+    def task_state_dict(self) -> Columns:
+        return self.state_dict()
 
-    def become(self, twin: Columns) -> None:
+    def load_task_state_dict(self, twin: Columns) -> None:
         self.log.append("become")
 
-    def state(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {"weights": np.zeros(1, dtype=np.float32)}
 
-    def restore(self, state: Columns) -> None:
+    def load_state_dict(self, state: Columns) -> None:
         self.log.append("restore")
 
 
@@ -151,12 +154,12 @@ class FakeLink:
     Sleeps not at all: only the count of waited seconds grows.
     """
 
-    def __init__(self, parcels: Sequence[Parcel] = (), wait: float = 0.0) -> None:
+    def __init__(self, parcels: Sequence[FetchResult] = (), wait: float = 0.0) -> None:
         self.agent = 0
-        self.audience: Sequence[int] = (1,)
+        self.out_neighbors: Sequence[int] = (1,)
         self.waited, self.wait = 0.0, wait
         self.parcels = list(parcels)
-        self.note: Callable[[Moved], None] = lambda moved: None
+        self.on_transfer: OnTransfer = ignore
         self.published: list[tuple[Offer | None, bytes]] = []
 
     def begin(self, round_: int) -> None: ...
@@ -165,7 +168,7 @@ class FakeLink:
 
     def settle(self) -> None: ...
 
-    def part(self, peers: Sequence[int], kind: int) -> None: ...
+    def leave(self, peers: Sequence[int], kind: int) -> None: ...
 
     def publish(self, offer: Offer | None, data: bytes) -> None:
         self.waited += self.wait
@@ -174,16 +177,16 @@ class FakeLink:
     def offers(self) -> list[Offer]:
         return [parcel.offer for parcel in self.parcels]
 
-    def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
+    def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]:
         return [parcel for parcel in self.parcels if parcel.offer in wanted]
 
     def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
         return [(agent, b"") for agent in peers]
 
-    def state(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {}
 
-    def restore(self, state: Columns) -> None: ...
+    def load_state_dict(self, state: Columns) -> None: ...
 
 
 class MemorySink(Rows):
@@ -207,25 +210,25 @@ class MemorySink(Rows):
 
 
 def tiny_job(**settings: Any) -> Job:
-    """A job for chains; `learn__batch=4` sets learn.batch.
+    """A job for chains; `learn__batch_size=4` sets learn.batch_size.
 
     Nothing is rehearsed, and a lesson is only replayed, unless the settings say so.
     """
     flags: dict[str, Any] = {
         "tasks": ["left", "right"],
-        "train.frames": 20,
-        "train.log_every": 10,
-        "replay.capacity": 1000,
+        "train.steps": 20,
+        "train.log_interval": 10,
+        "replay.buffer_size": 1000,
         "learn.widths": [16],
-        "learn.batch": 1,
-        "learn.starts": 1,
-        "learn.target_every": 20,
+        "learn.batch_size": 1,
+        "learn.learning_starts": 1,
+        "learn.target_update_interval": 20,
         "learn.n_step": 1,
-        "memory.rows": 0,
+        "rehearsal.rows": 0,
         "reuse.mode": "replay",
-        "reuse.admission": False,
+        "reuse.reject_if_worse": False,
         "reuse.network": False,
-        "explore.decay": 100.0,
+        "explore.eps_decay": 100.0,
         "evaluation.episodes": 1,
         "evaluation.max_steps": 30,
     }
@@ -250,8 +253,9 @@ def tiny_agent(
     def beat(progress: Progress) -> None:
         pass
 
-    replay = Replay(CHAIN, job.replay.capacity, recipe(job))
+    replay = Replay(CHAIN, job.replay.buffer_size, recipe(job))
     record = Recorder(sink or MemorySink(), beat, number, CHAIN.row_bytes)
+    connect = given(link) if link else alone
     return Agent(
         job,
         number,
@@ -259,8 +263,8 @@ def tiny_agent(
         envs=envs or Chains(),
         learner=learner or FakeLearner(),
         replay=replay,
-        memory=Memory(CHAIN, job.memory.rows, replay.sampler),
-        sharing=Sharing(job, number, link or SoloLink(), policy, record, embed, peers),
+        rehearsal=Rehearsal(CHAIN, job.rehearsal.rows, replay.sampler),
+        sharing=Sharing(job, number, connect(record.moved), policy, record, embed, peers),
         record=record,
     )
 
@@ -271,14 +275,14 @@ def chain_parcel(
     donor: int = 1,
     actions: Sequence[int] = (1,),
     network: Columns | None = None,
-) -> Parcel:
+) -> FetchResult:
     """A lesson of that many steps on a chain, as a donor would send it."""
     env, buffer = Chain(), Buffer(CHAIN, steps)
     buffer.start(env.reset())
     for step in range(steps):
         action = np.array([actions[step % len(actions)]])
         env.send(action)
-        buffer.add(action, env.receive())
+        buffer.add(action, env.recv())
     rows = buffer.export(steps + 1)
     data = pack(donor, 1, task, rows, network or {})
-    return Parcel(Offer(donor, 1, task, 1.0, len(rows["action"]), len(data)), data, 0.1, 0.0)
+    return FetchResult(Offer(donor, 1, task, 1.0, len(rows["action"]), len(data)), data, 0.1, 0.0)

@@ -7,9 +7,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from canal_mpi.columns import HEADER, MAGIC, RAW, WIRE_VERSION
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Offer, Spaces, Step
 from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.types import CUT, ENDED, LIFE, Array, Offer, Spaces, Step
+from canal_mpi.membuf.wire import HEADER, MAGIC, RAW, WIRE_VERSION
 
 SPACES = Spaces((2, 2), "<i4", 5)
 
@@ -75,7 +75,7 @@ class Player:
         rewards = self.rng.integers(-3, 4, len(self.moves)).astype(np.float32)
         after = [self._new_state() for _ in self.moves]
         start = [
-            self._new_state() if flag & (ENDED | CUT) else state
+            self._new_state() if flag & (TERMINATED | TRUNCATED) else state
             for flag, state in zip(flags, after, strict=True)
         ]
         for stream, moves in enumerate(self.moves):
@@ -101,7 +101,7 @@ class Player:
 
     def play(self, steps: int, odds: tuple[float, float, float] = (0.1, 0.1, 0.1)) -> None:
         """Random play; `odds` are those of ENDED, CUT and LIFE."""
-        kinds = (ENDED, CUT, LIFE, 0)
+        kinds = (TERMINATED, TRUNCATED, LIFE, 0)
         weights = [*odds, 1 - sum(odds)]
         for _ in range(steps):
             self.step(*(int(k) for k in self.rng.choice(kinds, len(self.moves), p=weights)))
@@ -110,7 +110,7 @@ class Player:
         """The moves that fit into the newest `slots` rows; a cut takes a row more."""
         found: list[Move] = []
         for move in reversed(self.moves[stream]):
-            slots -= 2 if move.flags & CUT else 1
+            slots -= 2 if move.flags & TRUNCATED else 1
             if slots < 0:
                 break
             found.append(move)

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from canal_mpi.config import resolve, to_toml
-from canal_mpi.results.store import RunInfo, Store
-from canal_mpi.schema import Rows
+from canal_mpi.results.store import Rows, RunInfo, Store
 
 Score = Callable[[int, int, str], float]  # of an agent after a round on a task; NaN: not evaluated
 GAMES = ("Krull", "Alien", "Robotank")
@@ -28,6 +27,7 @@ def write_run(
     seed: int = 1,
     rounds: int | None = None,
     status: str = "finished",
+    steps: int = 1000,
     lesson_steps: int = 200,
     max_steps: int = 3000,
     first: int = 0,
@@ -36,7 +36,7 @@ def write_run(
     orders = [[*tasks[k % len(tasks) :], *tasks[: k % len(tasks)]] for k in range(agents)]
     flags: dict[str, Any] = {
         "tasks": list(tasks),
-        "train.frames": 1000,
+        "train.steps": steps,
         "order": "rotate",
         "seed": seed,
     }
@@ -56,7 +56,8 @@ def write_run(
         for agent in range(agents):
             task = orders[agent][round_ - 1]
             donor = before.get(task, -1) if share else -1
-            _round(rows, first + agent, round_, task, donor, score, lesson_steps)
+            played = steps if donor < 0 else lesson_steps
+            _round(rows, first + agent, round_, task, donor, score, played)
             _evaluated(rows, first + agent, round_, tasks, score)
             learnt.setdefault(task, first + agent)
     store.append(rows.take(), 0)
@@ -87,9 +88,8 @@ def _evaluated(rows: Rows, agent: int, after: int, tasks: Sequence[str], score: 
 
 
 def _round(
-    rows: Rows, agent: int, round_: int, task: str, donor: int, score: Score, lesson_steps: int
+    rows: Rows, agent: int, round_: int, task: str, donor: int, score: Score, steps: int
 ) -> None:
-    steps = 1000 if donor < 0 else lesson_steps
     key: dict[str, Any] = {"agent": agent, "round": round_, "task": task}
     for part in (1, 2):
         where: dict[str, Any] = {"episode": part, "step": steps * part // 2, "length": steps // 2}

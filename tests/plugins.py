@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 import gymnasium
 import numpy as np
 
-from canal_mpi.job import Job
-from canal_mpi.membuf.share import Need, exact
-from canal_mpi.rank.launcher import detect
-from canal_mpi.types import Array, Batch, Columns, Offer, Spaces
+from canal_mpi.interfaces import Array, Batch, Columns, Learner, Offer, Spaces
+from canal_mpi.launcher import detect
+from canal_mpi.membuf.selection import Need, exact
+from canal_mpi.settings import Job
 
 
 def _rank() -> int:
@@ -68,42 +68,29 @@ def is_slow(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     return exact(need, offers)
 
 
-class Lazy:
-    """A learner that learns nothing and needs no torch."""
+Average = Callable[[Array], Array] | None
 
-    def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
-        self.actions = spaces.actions
 
-    def begin(self, task: str) -> None: ...
+class Lazy(Learner):
+    """A learner that learns nothing, by the five methods that an algorithm has to have."""
+
+    def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None: ...
+
+    def set_task(self, task: str) -> None: ...
 
     def act(self, obs: Array) -> Array:
         return np.zeros(len(obs), dtype=np.int64)
 
-    def learn(self, batch: Batch) -> float:
+    def update(self, batch: Batch, average_grad: Average = None) -> float:
         return float(batch.returns.sum())
 
-    def values(self, obs: Array) -> Array:
-        return np.zeros((len(obs), self.actions), dtype=np.float32)
-
-    def errors(self, batch: Batch) -> Array:
-        return np.zeros(len(batch.actions), dtype=np.float32)
-
-    def consolidate(self, sample: Callable[[], Batch]) -> None: ...
-
-    def network(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {}
 
-    def teach(self, network: Columns) -> None: ...
-
-    def adopt(self, network: Columns) -> None: ...
-
-    def state(self) -> Columns:
-        return {}
-
-    def restore(self, state: Columns) -> None: ...
+    def load_state_dict(self, state: Columns) -> None: ...
 
 
-class Linear:
+class Linear(Learner):
     """A small Q-learner with a state and without torch: quick to start, and every bit counts."""
 
     def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
@@ -112,43 +99,39 @@ class Linear:
         self.weights = rng.normal(0, 0.1, (size, spaces.actions)).astype(np.float32)
         self.updates = 0
 
-    def begin(self, task: str) -> None: ...
+    def set_task(self, task: str) -> None: ...
 
-    def values(self, obs: Array) -> Array:
+    def q_values(self, obs: Array) -> Array:
         found: Array = obs.reshape(len(obs), -1).astype(np.float32) @ self.weights
         return found
 
     def act(self, obs: Array) -> Array:
-        best: Array = self.values(obs).argmax(axis=1)
+        best: Array = self.q_values(obs).argmax(axis=1)
         return best
 
-    def learn(self, batch: Batch) -> float:
-        wrong = self.errors(batch)
+    def update(self, batch: Batch, average_grad: Average = None) -> float:
+        wrong = self.td_errors(batch)
         self.updates += 1
         rate = np.float32(1e-3 / (1 + np.abs(wrong).max()))
         np.add.at(self.weights.T, batch.actions, -rate * wrong[:, None] * np.tanh(batch.states))
         return float(np.square(wrong).mean())
 
-    def errors(self, batch: Batch) -> Array:
+    def td_errors(self, batch: Batch) -> Array:
         rows = np.arange(len(batch.actions))
-        goal = batch.returns + batch.discounts * self.values(batch.next_states).max(axis=1)
-        found: Array = self.values(batch.states)[rows, batch.actions] - goal
+        goal = batch.returns + batch.discounts * self.q_values(batch.next_states).max(axis=1)
+        found: Array = self.q_values(batch.states)[rows, batch.actions] - goal
         return found
 
-    def consolidate(self, sample: Callable[[], Batch]) -> None: ...
-
-    def network(self) -> Columns:
+    def get_weights(self) -> Columns:
         return {"weights": self.weights.reshape(-1).copy()}
 
-    def teach(self, network: Columns) -> None: ...
-
-    def adopt(self, network: Columns) -> None:
+    def set_weights(self, network: Columns) -> None:
         self.weights[:] = network["weights"].reshape(self.weights.shape)
 
-    def state(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {"weights": self.weights.copy(), "updates": np.array([self.updates])}
 
-    def restore(self, state: Columns) -> None:
+    def load_state_dict(self, state: Columns) -> None:
         self.weights[:], self.updates = state["weights"], int(state["updates"][0])
 
 

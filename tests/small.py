@@ -5,31 +5,32 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from thread_links import given
 
-from canal_mpi.agent import Agent
+from canal_mpi.agent.loop import Agent
 from canal_mpi.config import resolve
-from canal_mpi.job import Job
-from canal_mpi.learn.dqn import DQN
-from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.lesson import pack
-from canal_mpi.rank import build
-from canal_mpi.schema import Rows
-from canal_mpi.topology.link import SoloLink
-from canal_mpi.types import (
-    CUT,
-    ENDED,
+from canal_mpi.interfaces import (
     LAST,
+    TERMINATED,
+    TRUNCATED,
     Array,
     Batch,
     Columns,
+    FetchResult,
     Link,
-    Moved,
     Offer,
-    Parcel,
+    OnTransfer,
     Progress,
     Spaces,
     Step,
 )
+from canal_mpi.learn.dqn import DQN
+from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.lesson import pack
+from canal_mpi.rank.build import make_agent
+from canal_mpi.results.store import Rows
+from canal_mpi.settings import Job
+from canal_mpi.topology.exchange import alone, ignore
 
 PLACES = 5
 WALK = Spaces((PLACES,), "<f4", 2)
@@ -87,10 +88,10 @@ class Sink(Rows):
 class Donors:
     """A link that offers the given parcels and notes what is fetched, published and traded."""
 
-    def __init__(self, parcels: Sequence[Parcel] = (), answers: Sequence[bytes] = ()) -> None:
+    def __init__(self, parcels: Sequence[FetchResult] = (), answers: Sequence[bytes] = ()) -> None:
         self.agent, self.waited = 0, 0.0
-        self.note: Callable[[Moved], None] = lambda moved: None
-        self.audience: Sequence[int] = (1,)
+        self.on_transfer: OnTransfer = ignore
+        self.out_neighbors: Sequence[int] = (1,)
         self.parcels, self.answers = list(parcels), list(answers)
         self.fetched: list[tuple[int, int]] = []
         self.published: list[tuple[Offer | None, bytes]] = []
@@ -102,7 +103,7 @@ class Donors:
 
     def settle(self) -> None: ...
 
-    def part(self, peers: Sequence[int], kind: int) -> None:
+    def leave(self, peers: Sequence[int], kind: int) -> None:
         self.traded += [b""] * bool(peers)
 
     def publish(self, offer: Offer | None, data: bytes) -> None:
@@ -111,7 +112,7 @@ class Donors:
     def offers(self) -> list[Offer]:
         return [parcel.offer for parcel in self.parcels]
 
-    def fetch(self, wanted: Sequence[Offer]) -> list[Parcel]:
+    def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]:
         keys = [offer.key for offer in wanted]
         self.fetched += keys
         return [parcel for parcel in self.parcels if parcel.offer.key in keys]
@@ -120,27 +121,27 @@ class Donors:
         self.traded.append(data)
         return [(agent, self.answers.pop(0) if self.answers else b"") for agent in peers]
 
-    def state(self) -> Columns:
+    def state_dict(self) -> Columns:
         return {}
 
-    def restore(self, state: Columns) -> None: ...
+    def load_state_dict(self, state: Columns) -> None: ...
 
 
 def small_job(**settings: Any) -> Job:
-    """A job of two walks; `learn__batch=4` sets learn.batch."""
+    """A job of two walks; `learn__batch_size=4` sets learn.batch_size."""
     flags: dict[str, Any] = {
         "tasks": [RIGHT, LEFT],
         "order": "same",
-        "train.frames": 40,
-        "train.log_every": 10,
-        "replay.capacity": 500,
+        "train.steps": 40,
+        "train.log_interval": 10,
+        "replay.buffer_size": 500,
         "learn.widths": [8],
-        "learn.batch": 4,
-        "learn.starts": 4,
-        "learn.target_every": 10,
-        "explore.decay": 20.0,
-        "memory.rows": 200,
-        "reuse.frames": 0.2,
+        "learn.batch_size": 4,
+        "learn.learning_starts": 4,
+        "learn.target_update_interval": 10,
+        "explore.eps_decay": 20.0,
+        "rehearsal.rows": 200,
+        "reuse.steps": 0.2,
         "reuse.updates": 1.0,
         "share.probe": 30,
         "simnet.updates": 5,
@@ -165,7 +166,8 @@ def small_agent(
     def beat(progress: Progress) -> None:
         pass
 
-    return build.agent(job, number, order, link or SoloLink(), sink or Sink(), beat, peers)
+    connect = given(link) if link else alone
+    return make_agent(job, number, order, connect, sink or Sink(), beat, peers)
 
 
 def learner(agent: Agent) -> DQN:
@@ -177,7 +179,7 @@ def learner(agent: Agent) -> DQN:
 def small_dqn(job: Job, task: str = RIGHT, spaces: Spaces = WALK) -> DQN:
     """A learner that has begun a task."""
     made = DQN(spaces, job, lambda name: 1 + len(name))
-    made.begin(task)
+    made.set_task(task)
     return made
 
 
@@ -211,7 +213,7 @@ def play_into(buffer: Buffer, k: int, mark: int = 0) -> None:
     """Move k: from a state full of k to one of k + 1 (or of -1 where the episode is over)."""
     shape, dtype = buffer.spaces.shape, buffer.spaces.dtype
     start = np.full((1, *shape), k + 1, dtype=dtype)
-    obs = np.full((1, *shape), -1, dtype=dtype) if mark & (ENDED | CUT) else start
+    obs = np.full((1, *shape), -1, dtype=dtype) if mark & (TERMINATED | TRUNCATED) else start
     step = Step(obs, np.array([k % 7 - 3.0]), np.array([mark], dtype=np.uint8), start)
     buffer.add(np.array([k % buffer.spaces.actions]), step)
 
@@ -230,7 +232,7 @@ def walked(task: str, steps: int, wise: bool = True) -> Columns:
     for _ in range(steps):
         obs, reward, over, _, _ = env.step(np.int64(action))
         start = env.reset()[0] if over else obs
-        flags = np.array([ENDED if over else 0], dtype=np.uint8)
+        flags = np.array([TERMINATED if over else 0], dtype=np.uint8)
         buffer.add(np.array([action]), Step(obs[None], np.array([reward]), flags, start[None]))
     return buffer.export_all()
 
@@ -243,19 +245,19 @@ def parcel(
     score: float = 2.0,
     network: Columns | None = None,
     embedding: Array | None = None,
-) -> Parcel:
+) -> FetchResult:
     """A lesson as a donor would send it."""
     rows = walked(task, 60) if rows is None else rows
     data = pack(donor, round_, task, rows, network or {})
     held = np.zeros(0, dtype="<f4") if embedding is None else embedding
     offer = Offer(donor, round_, task, score, len(rows["action"]), len(data), held)
-    return Parcel(offer, data, 0.1, 0.0)
+    return FetchResult(offer, data, 0.1, 0.0)
 
 
 def expert(job: Job, task: str = RIGHT) -> Columns:
     """The network of a donor that knows the way: its head prefers one action everywhere."""
     donor = small_dqn(job, task)
-    head = donor.pieces[donor.names(task)["head"]]
-    head.weights[:] = 0.0
-    head.weights[len(head.weights) - WALK.actions + WAY[task]] = 1.0
-    return donor.network()
+    head = donor.blocks[donor.block_names(task)["head"]]
+    head.params[:] = 0.0
+    head.params[len(head.params) - WALK.actions + WAY[task]] = 1.0
+    return donor.get_weights()

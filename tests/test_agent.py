@@ -10,28 +10,29 @@ import numpy as np
 import pytest
 from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel, tiny_agent
 from fakes import tiny_job as job_with
+from thread_links import ThreadLink
 
-from canal_mpi.attempt import Attempt, Training
+from canal_mpi.agent.state import TaskProgress, TaskSchedule
 from canal_mpi.config import resolve
-from canal_mpi.job import Job
+from canal_mpi.interfaces import Columns, FetchResult, Offer, Progress, TransferEvent
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.lesson import unpack
-from canal_mpi.rank import build
-from canal_mpi.schema import TABLES
+from canal_mpi.rank.build import make_agent, make_learner
+from canal_mpi.results.store import TABLES
+from canal_mpi.settings import Job
+from canal_mpi.topology.exchange import alone
 from canal_mpi.topology.graphs import full
-from canal_mpi.topology.link import SoloLink, ThreadLink
-from canal_mpi.types import Columns, Moved, Offer, Parcel, Progress
 
 LEARNABLE: dict[str, Any] = {
-    "train__frames": 600,
-    "train__log_every": 100,
+    "train__steps": 600,
+    "train__log_interval": 100,
     "learn__widths": [32],
-    "learn__batch": 32,
-    "learn__starts": 32,
+    "learn__batch_size": 32,
+    "learn__learning_starts": 32,
     "learn__lr": 5e-3,
     "learn__gamma": 0.9,
-    "explore__decay": 200.0,
-    "explore__end": 0.1,
+    "explore__eps_decay": 200.0,
+    "explore__eps_end": 0.1,
     "evaluation__epsilon": 0.0,
 }
 
@@ -63,12 +64,12 @@ def optimal(learner: DQN) -> bool:
 def test_each_turn_sends_then_learns_then_receives() -> None:
     log: list[str] = []
     agent = tiny_agent(
-        job_with(train__frames=3, evaluation__episodes=0),
+        job_with(train__steps=3, evaluation__episodes=0),
         envs=Chains(log=log),
         learner=FakeLearner(log),
     )
     agent.run()
-    turn = ["send", "learn", "receive"]
+    turn = ["send", "update", "receive"]
     trained = log.index("close") + 1
     assert log[:trained] == ["begin left", "send", "receive", *turn, *turn, "close"]
     assert set(log[trained:]) <= {"begin left", "consolidate"}
@@ -81,7 +82,7 @@ def test_updates_per_step_sets_the_number_of_updates(ratio: float, updates: int)
     sink, log = MemorySink(), list[str]()
     job = job_with(learn__updates_per_step=ratio)
     tiny_agent(job, learner=FakeLearner(log), sink=sink).run()
-    assert log.count("learn") == updates
+    assert log.count("update") == updates
     assert sink.rows["tasks"][0]["updates"] == updates
     assert sink.rows["tasks"][0]["env_steps"] == 20
 
@@ -90,17 +91,17 @@ def test_a_quarter_of_an_update_a_step_is_one_every_fourth_step() -> None:
     log: list[str] = []
     job = job_with(learn__updates_per_step=0.25, evaluation__episodes=0)
     tiny_agent(job, envs=Chains(log=log), learner=FakeLearner(log)).run()
-    sends = [log[:at].count("send") for at, word in enumerate(log) if word == "learn"]
+    sends = [log[:at].count("send") for at, word in enumerate(log) if word == "update"]
     assert sends == [4, 8, 12, 16, 20]
 
 
 def test_nothing_is_learnt_before_enough_rows_are_there() -> None:
     log: list[str] = []
-    tiny_agent(job_with(learn__starts=15), learner=FakeLearner(log)).run()
-    assert log.count("learn") == 5
+    tiny_agent(job_with(learn__learning_starts=15), learner=FakeLearner(log)).run()
+    assert log.count("update") == 5
     log.clear()
-    tiny_agent(job_with(learn__batch=18), learner=FakeLearner(log)).run()
-    assert log.count("learn") == 2
+    tiny_agent(job_with(learn__batch_size=18), learner=FakeLearner(log)).run()
+    assert log.count("update") == 2
 
 
 def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
@@ -119,9 +120,9 @@ def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
 
 
 def test_epsilon_falls_from_start_to_end() -> None:
-    job = job_with(explore__start=0.9, explore__end=0.1, explore__decay=50.0)
+    job = job_with(explore__eps_start=0.9, explore__eps_end=0.1, explore__eps_decay=50.0)
     agent = tiny_agent(job)
-    agent.now = Attempt(Training(20, epsilon=job.explore.start))
+    agent.now = TaskProgress(TaskSchedule(20, epsilon=job.explore.eps_start))
     assert agent.epsilon(0) == pytest.approx(0.9)
     assert agent.epsilon(50) == pytest.approx(0.1 + 0.8 * exp(-1))
     assert agent.epsilon(10_000) == pytest.approx(0.1)
@@ -131,7 +132,7 @@ def test_epsilon_falls_from_start_to_end() -> None:
 
 def test_without_epsilon_every_action_is_greedy() -> None:
     envs = Chains()
-    job = job_with(explore__start=0.0, explore__end=0.0)
+    job = job_with(explore__eps_start=0.0, explore__eps_end=0.0)
     tiny_agent(job, envs=envs, learner=FakeLearner(action=1)).run()
     assert envs.envs[0].actions == [1] * 20
 
@@ -139,7 +140,7 @@ def test_without_epsilon_every_action_is_greedy() -> None:
 def test_epsilon_is_the_share_of_random_actions() -> None:
     envs = Chains()
     job = job_with(
-        train__frames=4000, explore__start=0.4, explore__end=0.4, learn__updates_per_step=0
+        train__steps=4000, explore__eps_start=0.4, explore__eps_end=0.4, learn__updates_per_step=0
     )
     tiny_agent(job, envs=envs, learner=FakeLearner(action=0)).run()
     other = sum(envs.envs[0].actions)
@@ -156,7 +157,7 @@ def test_the_epsilon_of_a_row_is_the_schedules() -> None:
 
 def test_the_last_turns_of_a_task_have_their_row_too() -> None:
     sink = MemorySink()
-    tiny_agent(job_with(train__frames=25), sink=sink).run()
+    tiny_agent(job_with(train__steps=25), sink=sink).run()
     assert [row["step"] for row in sink.rows["train"]] == [10, 20, 25]
 
 
@@ -217,7 +218,7 @@ def test_an_agent_with_a_lesson_plays_no_training_step() -> None:
     assert [purpose for _, purpose, _ in envs.made] == ["evaluate-1-1"]
     row = sink.rows["tasks"][0]
     assert (row["source"], row["donors"], row["env_steps"]) == ("lesson", "1", 0)
-    assert log.count("learn") == row["updates"] == 20
+    assert log.count("update") == row["updates"] == 20
     assert all(train["epsilon"] == 0 for train in sink.rows["train"])
 
 
@@ -236,7 +237,7 @@ def test_a_lesson_of_another_task_is_not_taken() -> None:
 
 def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
     link = FakeLink()
-    job = job_with(train__frames=23)
+    job = job_with(train__steps=23)
     tiny_agent(job, number=2, link=link).run()
     ((offer, data),) = link.published
     assert offer is not None
@@ -249,24 +250,24 @@ def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
 
 def test_the_ledger_says_who_was_told_of_a_lesson() -> None:
     link, sink = ThreadLink.mesh(3, {(2, 1)})[2], MemorySink()
-    tiny_agent(job_with(train__frames=23), number=2, link=link, sink=sink).run()
+    tiny_agent(job_with(train__steps=23), number=2, link=link, sink=sink).run()
     (noted,) = sink.rows["exchange"]
     assert (noted["kind"], noted["from"], noted["to"]) == ("offer", 2, 1)
     assert (noted["round"], noted["rows"]) == (1, 24)
     assert noted["raw_bytes"] == 24 * CHAIN.row_bytes
 
 
-def damaged(parcel: Parcel) -> Parcel:
+def damaged(parcel: FetchResult) -> FetchResult:
     data = bytearray(parcel.data)
     data[-1] ^= 1
     return replace(parcel, data=bytes(data))
 
 
-def other_task(parcel: Parcel) -> Parcel:
+def other_task(parcel: FetchResult) -> FetchResult:
     return replace(chain_parcel("right", 30), offer=parcel.offer)
 
 
-def refused(parcel: Parcel) -> Parcel:
+def refused(parcel: FetchResult) -> FetchResult:
     return replace(parcel, data=b"", refusal="the donor no longer has it")
 
 
@@ -289,7 +290,7 @@ def test_a_damaged_lesson_is_refused_noted_and_the_task_is_played(spoil: Any, re
 
 def test_a_lesson_over_the_limit_is_refused() -> None:
     sink, parcel = MemorySink(), chain_parcel("left", 40_000)
-    job = job_with(share__limit_mb=1, replay__capacity=1000)
+    job = job_with(share__max_message_mb=1, replay__buffer_size=1000)
     tiny_agent(job, link=FakeLink([parcel]), sink=sink).run()
     assert "limit" in sink.rows["exchange"][0]["reason"]
     assert sink.rows["tasks"][0]["source"] == "env"
@@ -297,7 +298,7 @@ def test_a_lesson_over_the_limit_is_refused() -> None:
 
 def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
     sink = MemorySink()
-    job = job_with(learn__batch=32, learn__starts=32, train__frames=100)
+    job = job_with(learn__batch_size=32, learn__learning_starts=32, train__steps=100)
     tiny_agent(job, link=FakeLink([chain_parcel("left", 10)]), sink=sink).run()
     row = sink.rows["tasks"][0]
     assert (row["updates"], row["env_steps"]) == (100, 0)
@@ -306,7 +307,7 @@ def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
 def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
     link = FakeLink()
     envs = Chains(cut_after=10)
-    job = job_with(explore__start=0.0, explore__end=0.0)
+    job = job_with(explore__eps_start=0.0, explore__eps_end=0.0)
     tiny_agent(job, envs=envs, link=link).run()  # 20 steps to the left: cut at 10 and at 20
     ((offer, data),) = link.published
     assert offer is not None
@@ -341,10 +342,10 @@ def test_the_greedy_policy_becomes_optimal_from_a_lesson_alone() -> None:
 
 
 def short_run(seed: int) -> tuple[dict[str, list[dict[str, str]]], Columns]:
-    job = job_with(**LEARNABLE | {"train__frames": 150, "seed": seed})
-    learner, sink = build.learner(job, 0, CHAIN, "left"), MemorySink()
+    job = job_with(**LEARNABLE | {"train__steps": 150, "seed": seed})
+    learner, sink = make_learner(job, 0, CHAIN, "left"), MemorySink()
     tiny_agent(job, ("left", "right"), learner=learner, sink=sink).run()
-    return steady(sink.rows), learner.state()
+    return steady(sink.rows), learner.state_dict()
 
 
 def test_the_same_seed_gives_the_same_rows_and_weights() -> None:
@@ -355,7 +356,7 @@ def test_the_same_seed_gives_the_same_rows_and_weights() -> None:
     assert all((weights[name] == same[name]).all() for name in weights)
     assert rows != other
     assert weights.keys() == same.keys() == different.keys()
-    for name in ("pieces/trunk/weights", "pieces/head/left/weights", "pieces/head/right/weights"):
+    for name in ("blocks/trunk/params", "blocks/head/left/params", "blocks/head/right/params"):
         assert (weights[name] != different[name]).any()
 
 
@@ -381,7 +382,7 @@ def crowd(job: Job, size: int) -> list[tuple[MemorySink, DQN]]:
 
 
 def test_agents_in_threads_learn_from_each_other() -> None:
-    job = job_with(**LEARNABLE | {"train__frames": 203, "share__donors": 1})
+    job = job_with(**LEARNABLE | {"train__steps": 203, "share__donors": 1})
     members = crowd(job, 3)
     for number, (sink, _) in enumerate(members):
         first, second = sink.rows["tasks"]
@@ -395,7 +396,7 @@ def test_agents_in_threads_learn_from_each_other() -> None:
 
 
 def test_agents_in_threads_give_the_same_rows_again() -> None:
-    job = job_with(**LEARNABLE | {"train__frames": 103})
+    job = job_with(**LEARNABLE | {"train__steps": 103})
     once, again = crowd(job, 2), crowd(job, 2)
     assert [steady(sink.rows) for sink, _ in once] == [steady(sink.rows) for sink, _ in again]
 
@@ -412,13 +413,14 @@ def test_the_best_offer_is_taken_and_ties_go_to_the_lowest_agent() -> None:
     assert sink.rows["tasks"][0]["donors"] == "2"
 
 
-# What build.py puts together
+# What py puts together
 
 
 def test_a_built_agent_learns_gymnasium_tasks() -> None:
-    settings = {"tasks": "CartPole-v1,Acrobot-v1", "train.frames": 60, "learn.batch": 8}
+    settings = {"tasks": "CartPole-v1,Acrobot-v1", "train.steps": 60, "learn.batch_size": 8}
     job = resolve(
-        settings | {"learn.starts": 8, "evaluation.episodes": 1, "evaluation.max_steps": 10},
+        settings
+        | {"learn.learning_starts": 8, "evaluation.episodes": 1, "evaluation.max_steps": 10},
         environ={},
     )
     sink, beats = MemorySink(), list[str]()
@@ -426,7 +428,7 @@ def test_a_built_agent_learns_gymnasium_tasks() -> None:
     def beat(progress: Progress) -> None:
         beats.append(progress.phase)
 
-    agent = build.agent(job, 0, job.tasks, SoloLink(), sink, beat)
+    agent = make_agent(job, 0, job.tasks, alone, sink, beat)
     assert agent.replay.spaces.shape == (6,)
     agent.run()
     assert [row["env_steps"] for row in sink.rows["tasks"]] == [60, 60]
@@ -440,7 +442,9 @@ def test_a_link_that_refuses_an_offer_is_noted() -> None:
     class Wary(FakeLink):
         def publish(self, offer: Offer | None, data: bytes) -> None:
             odd = Offer(1, 1, "", nan, 0, 0)
-            self.note(Moved("refusal", odd, 1, 0, 1, reason="offer of an empty lesson"))
+            self.on_transfer(
+                TransferEvent("refusal", odd, 1, 0, 1, reason="offer of an empty lesson")
+            )
 
     sink = MemorySink()
     tiny_agent(job_with(), link=Wary(), sink=sink).run()

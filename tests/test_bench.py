@@ -1,25 +1,146 @@
-"""`canal-mpi bench`: it runs and prints its ratios."""
+"""`canal-mpi bench`: ratios, with much room for a noisy machine; and that benchmarks/ runs."""
 
+import json
+import pickle  # only here: lessons are compared with what it makes of their rows
 import re
+import sys
 
+import numpy as np
 import pytest
-from launch import run
+from click.testing import CliRunner
+from launch import ROOT, run
 
-pytestmark = pytest.mark.mpi
+from canal_mpi import config, envs
+from canal_mpi.bench import Figure, measure, played, products, ratios, report
+from canal_mpi.cli import cli
+from canal_mpi.errors import UsageError
+from canal_mpi.interfaces import LAST, TERMINATED, Array, Spaces
+from canal_mpi.membuf.buffer import Recipe
+from canal_mpi.membuf.lesson import pack
+from canal_mpi.membuf.replay import Replay
+from canal_mpi.settings import LearnConfig
+
+RAM = Spaces((128,), "|u1", 18)
 
 
-def test_bench_env_compares_a_server_with_local_environments(mpi: str) -> None:
-    command = ["canal-mpi", "bench", "env", "--task", "CartPole-v1", "--steps", "20"]
-    result = run([*command, "--repeats", "3"], mpi)
+def test_a_figure_is_a_median_with_the_middle_half() -> None:
+    figure = Figure.of([5.0, 1.0, 2.0, 4.0, 3.0], "µs")
+    assert (figure.median, figure.low, figure.high) == (3.0, 1.5, 4.5)
+    assert Figure.of([7.0], "MB").low == 7.0
+    assert ratios([4.0, 9.0], [2.0, 3.0], "×").median == 2.5
+
+
+def test_a_report_is_lines_for_people_or_json() -> None:
+    figures = {"learn": {"an update": Figure.of([1.0, 2.0, 3.0], "µs")}}
+    text = report("Krull", figures, as_json=False)
+    assert text.startswith("Krull · canal-mpi") and "learn     an update" in text
+    found = json.loads(report("Krull", figures, as_json=True))
+    assert found["parts"]["learn"]["an update"]["median"] == 2.0
+    assert {"cpu", "cores", "load", "canal-mpi"} == found["machine"].keys()
+
+
+@pytest.mark.atari
+def test_an_update_costs_a_few_times_its_products() -> None:
+    command = ["canal-mpi", "bench", "learn", "--task", "Krull", "--repeats", "5", "--json"]
+    found = json.loads(run(command).out)["parts"]["learn"]  # there NumPy has one thread
+    assert 0.8 < found["update / products"]["median"] < 8
+    assert found["acting on one state"]["median"] < found["an update"]["median"]
+
+
+@pytest.mark.atari
+def test_a_real_run_is_slower_than_its_environment_alone() -> None:
+    found = measure(["train", "env"], "Krull", 3)
+    assert 0 < found["train"]["training"].median < 2 * found["env"]["environment"].median
+    assert 5 < found["train"]["share of learning"].median < 100
+
+
+@pytest.mark.atari
+def test_the_command_measures_the_parts_that_are_named() -> None:
+    words = ["bench", "lesson", "env", "--task", "Krull", "--repeats", "2", "--json"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["task"] == "Krull" and list(found["parts"]) == ["lesson", "env"]
+    with pytest.raises(UsageError, match="bench speed: expected some of train, env, learn"):
+        CliRunner().invoke(cli, ["bench", "speed"], catch_exceptions=False, standalone_mode=False)
+
+
+def test_the_products_are_those_that_the_loss_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes, dot = list[tuple[int, ...]](), np.dot
+
+    def counted(a: Array, b: Array) -> Array:
+        shapes.append((*a.shape, b.shape[1]))
+        found: Array = dot(a, b)
+        return found
+
+    monkeypatch.setattr(np, "dot", counted)
+    configs = (
+        (LearnConfig(), 3),
+        (LearnConfig(double=False), 2),
+        (LearnConfig(target_update_interval=0), 2),
+    )
+    for learn, passes in configs:
+        shapes.clear()
+        products(RAM, learn)()
+        assert len(shapes) == 3 * passes + 5
+        assert shapes.count((128, 128, 18)) == passes + 1  # and the gradient of the last layer
+        assert shapes[-1] == (128, 128, 128)
+
+
+@pytest.mark.atari
+def test_a_lesson_is_at_most_a_twentieth_of_pickled_tuples() -> None:
+    job = envs.named(config.resolve({"tasks": ["Krull"]}))
+    rows = played(job, 3000).own.export_all()
+    state, action, reward, flags = (rows[n] for n in ("state", "action", "reward", "flags"))
+    tuples = [
+        (state[k].copy(), np.int64(action[k]), float(reward[k]), state[k + 1].copy(), bool(ended))
+        for k, ended in enumerate(flags & TERMINATED)
+        if not flags[k] & LAST
+    ]
+    pickled = len(pickle.dumps(tuples, pickle.HIGHEST_PROTOCOL))
+    assert len(pack(0, 1, "Krull", rows, {})) <= pickled / 20
+
+
+def test_a_full_replay_of_ram_fits_into_its_memory() -> None:
+    assert Replay(RAM, 1_000_000, Recipe(128, 0.99, 3)).nbytes < 150e6
+
+
+@pytest.mark.mpi
+def test_two_ranks_measure_how_fast_they_talk(mpi: str) -> None:
+    result = run(["canal-mpi", "bench", "exchange", "--repeats", "2"], mpi)
     assert result.code == 0, result.err
-    ratios = re.findall(r"(\d) environments? per agent: .* server/local (\d+\.\d\d)", result.out)
-    assert [games for games, _ in ratios] == ["1", "4"]
-    assert result.out.count("learning while the server plays") == 2
+    rate = re.search(r"between two ranks +([0-9.e+]+) MB/s", result.out)
+    assert rate and float(rate[1]) > 0
 
 
-def test_bench_exchange_tells_of_every_topology(mpi: str) -> None:
-    result = run(["canal-mpi", "bench", "exchange", "--ranks", "3"], mpi)
+def script(name: str, *words: str, ranks: int = 1) -> str:
+    """What a script in benchmarks/ prints."""
+    launcher = ["mpirun", "-np", str(ranks)] if ranks > 1 else []
+    result = run([*launcher, sys.executable, str(ROOT / "benchmarks" / name), *words])
     assert result.code == 0, result.err
-    rates = re.findall(r"(\w+), 1000 kB: taken in +([0-9.e+]+) MB/s", result.out)
+    return result.out
+
+
+@pytest.mark.atari
+@pytest.mark.slow
+def test_the_benchmarks_of_developers_run() -> None:
+    floors = script("floors.py", "--game", "Krull", "--steps", "20", "--repeats", "3")
+    found = re.search(r"that / floor +([0-9.]+) of act", floors)
+    assert found and 0.05 < float(found[1]) < 1.5
+    assert "of pickled tuples" in script("lesson.py", "--game", "Krull", "--steps", "500")
+    found = re.search(r"a step, with HDF5 +([0-9.]+) µs", script("costs.py", "logging"))
+    assert found and float(found[1]) < 50
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_the_benchmarks_among_ranks_run() -> None:
+    words = ("--task", "CartPole-v1", "--steps", "20", "--repeats", "3")
+    env = script("env_server.py", *words, ranks=2)
+    found = re.findall(r"(\d) environments? per agent: .* server/local (\d+\.\d\d)", env)
+    assert [count for count, _ in found] == ["1", "4"]
+    assert env.count("learning while the server plays") == 2
+    exchange = script("exchange.py", ranks=3)
+    rates = re.findall(r"(\w+), 1000 kB: +([0-9.e+]+) MB/s", exchange)
     assert [name for name, _ in rates] == ["full", "ring", "star", "line"]
     assert all(float(rate) > 0 for _, rate in rates)

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from helpers import SPACES, Move, Player, lesson_offer, number_of, observation
 
+from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Array, Columns, Spaces, Step
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import pack, unpack
-from canal_mpi.types import CUT, ENDED, LAST, LIFE, Array, Columns, Spaces, Step
 
 
 def moves_at(buffer: Buffer, rows: Array) -> list[Move]:
@@ -31,7 +31,9 @@ def assert_draws_exactly(buffer: Buffer, moves: list[Move]) -> None:
     assert sorted(found) == sorted(move.state for move in moves)
     for move in moves:
         seen = found[move.state]
-        if move.flags & ENDED and not move.flags & CUT:  # never bootstrapped: the state is moot
+        if (
+            move.flags & TERMINATED and not move.flags & TRUNCATED
+        ):  # never bootstrapped: the state is moot
             seen = Move(seen.state, seen.action, seen.reward, seen.flags, move.after)
         assert seen == move
 
@@ -63,10 +65,10 @@ def test_each_state_is_stored_once() -> None:
 
 def test_a_cut_stores_one_state_more_and_an_end_none() -> None:
     player = Player(Buffer(SPACES, 50))
-    for flags in (0, ENDED, 0, CUT, 0):
+    for flags in (0, TERMINATED, 0, TRUNCATED, 0):
         player.step(flags)
     buffer = player.buffer
-    assert buffer.flags[:7].tolist() == [0, ENDED, 0, CUT, LAST, 0, LAST]
+    assert buffer.flags[:7].tolist() == [0, TERMINATED, 0, TRUNCATED, LAST, 0, LAST]
     assert [number_of(s) for s in buffer.state_rows[:7]] == [1, 2, 4, 5, 6, 7, 8]
 
 
@@ -108,13 +110,13 @@ def test_draws_match_a_plain_list_of_moves(seed: int, streams: int) -> None:
 def test_the_smallest_rings_survive_cuts_at_every_step(capacity: int) -> None:
     player = Player(Buffer(SPACES, capacity))
     for k in range(30):
-        player.step(CUT if k % 5 else CUT | LIFE)
+        player.step(TRUNCATED if k % 5 else TRUNCATED | LIFE)
         assert_draws_exactly(player.buffer, player.kept(0, capacity))
 
 
 def test_a_cut_episode_leads_to_its_last_state() -> None:
     player = Player(Buffer(SPACES, 20))
-    for flags in (0, CUT, 0, 0):
+    for flags in (0, TRUNCATED, 0, 0):
         player.step(flags)
     found = drawn(player.buffer)
     assert found[2].after == 3
@@ -124,21 +126,21 @@ def test_a_cut_episode_leads_to_its_last_state() -> None:
 
 def test_an_ended_episode_is_followed_by_the_first_state_of_the_next() -> None:
     player = Player(Buffer(SPACES, 20))
-    for flags in (0, ENDED, 0):
+    for flags in (0, TERMINATED, 0):
         player.step(flags)
     assert drawn(player.buffer)[2].after == 4
 
 
 def test_an_end_that_is_also_a_cut_keeps_its_last_state() -> None:
     player = Player(Buffer(SPACES, 20))
-    for flags in (0, ENDED | CUT, 0):
+    for flags in (0, TERMINATED | TRUNCATED, 0):
         player.step(flags)
     assert_draws_exactly(player.buffer, player.moves[0])
 
 
 def test_a_closing_row_whose_play_was_overwritten_is_never_drawn() -> None:
     player = Player(Buffer(SPACES, 4))
-    for flags in (0, CUT, 0, 0, 0):
+    for flags in (0, TRUNCATED, 0, 0, 0):
         player.step(flags)
     assert len(player.buffer) == 3
     assert_draws_exactly(player.buffer, player.moves[0][2:])
@@ -154,7 +156,7 @@ def test_a_lost_life_goes_on_in_the_same_episode() -> None:
 def test_streams_do_not_write_into_each_other() -> None:
     player = Player(Buffer(SPACES, 12, 3), 3)
     for k in range(40):
-        player.step(CUT if k % 3 == 0 else 0, ENDED if k % 4 == 0 else 0, 0)
+        player.step(TRUNCATED if k % 3 == 0 else 0, TERMINATED if k % 4 == 0 else 0, 0)
     kept = [move for stream in range(3) for move in player.kept(stream, 4)]
     assert_draws_exactly(player.buffer, kept)
     assert [open_end(player.buffer, stream) for stream in range(3)] == player.now
@@ -188,7 +190,7 @@ def test_draws_are_uniform(streams: int) -> None:
 def test_draws_are_uniform_where_episodes_are_cut() -> None:
     player = Player(Buffer(SPACES, 40))
     for k in range(24):
-        player.step(CUT if k % 4 == 3 else 0)
+        player.step(TRUNCATED if k % 4 == 3 else 0)
     assert_even(frequencies(player.buffer, 60_000), 24, 60_000)
 
 
@@ -204,11 +206,11 @@ def test_a_cleared_buffer_starts_anew() -> None:
 
 def test_an_export_holds_all_play_and_ends_with_the_open_state() -> None:
     player = Player(Buffer(SPACES, 30))
-    for flags in (0, ENDED, 0, CUT, 0, 0):
+    for flags in (0, TERMINATED, 0, TRUNCATED, 0, 0):
         player.step(flags)
     rows = player.buffer.export(100)
     assert rows["state"].shape == (8, *SPACES.shape)
-    assert rows["flags"].tolist() == [0, ENDED, 0, CUT, LAST, 0, 0, LAST]
+    assert rows["flags"].tolist() == [0, TERMINATED, 0, TRUNCATED, LAST, 0, 0, LAST]
     assert split_segments(rows)[0][2:] == player.moves[0][2:4]
     assert split_segments(rows)[1] == player.moves[0][4:]
 
@@ -224,7 +226,7 @@ def test_an_export_takes_the_newest_rows(most: int) -> None:
 
 def test_an_export_that_would_begin_with_a_closing_row_leaves_it_out() -> None:
     player = Player(Buffer(SPACES, 12))
-    for flags in (0, CUT, 0, 0):
+    for flags in (0, TRUNCATED, 0, 0):
         player.step(flags)
     assert split_segments(player.buffer.export(4)) == [player.moves[0][2:]]
 
@@ -277,7 +279,7 @@ def accepted(rows: Columns) -> Columns:
 # and unpack refuses the lesson; play that ends on a cut can't be shared.
 def test_an_export_right_after_a_cut_is_a_proper_lesson() -> None:
     player = Player(Buffer(SPACES, 20))
-    for flags in (0, 0, CUT):
+    for flags in (0, 0, TRUNCATED):
         player.step(flags)
     rows = accepted(player.buffer.export(100))
     assert split_segments(rows) == [player.moves[0]]
@@ -286,7 +288,7 @@ def test_an_export_right_after_a_cut_is_a_proper_lesson() -> None:
 def test_an_export_of_streams_after_a_cut_in_one_is_a_proper_lesson() -> None:
     player = Player(Buffer(SPACES, 20, 2), 2)
     player.step(0, 0)
-    player.step(CUT, 0)
+    player.step(TRUNCATED, 0)
     assert split_segments(accepted(player.buffer.export(100))) == player.moves
 
 
@@ -294,7 +296,7 @@ def test_an_export_of_streams_after_a_cut_in_one_is_a_proper_lesson() -> None:
 def test_an_export_never_holds_a_segment_without_a_move() -> None:
     player = Player(Buffer(SPACES, 20, 2), 2)
     player.step(0, 0)
-    player.step(CUT, 0)
+    player.step(TRUNCATED, 0)
     segments = split_segments(player.buffer.export(4))
     assert all(segments)
 
@@ -303,16 +305,16 @@ def test_an_export_never_holds_a_segment_without_a_move() -> None:
 def test_a_restored_buffer_draws_the_same_and_goes_on_the_same(streams: int) -> None:
     first = Player(Buffer(SPACES, 12 * streams, streams), streams, 6)
     first.play(30, (0.1, 0.2, 0.1))
-    state = {name: column.copy() for name, column in first.buffer.state().items()}
+    state = {name: column.copy() for name, column in first.buffer.state_dict().items()}
     second = Buffer(SPACES, 12 * streams, streams)
-    second.restore(state)
+    second.load_state_dict(state)
     for _ in range(10):
         left = first.buffer.draw(np.random.default_rng(1), 50)
         assert np.array_equal(left, second.draw(np.random.default_rng(1), 50))
         assert moves_at(first.buffer, left) == moves_at(second, left)
         actions = np.zeros(streams, dtype=np.int64)
         obs = np.stack([observation(k + 1000) for k in range(streams)])
-        flags = np.full(streams, CUT, dtype=np.uint8)
+        flags = np.full(streams, TRUNCATED, dtype=np.uint8)
         step = Step(obs, np.ones(streams, dtype=np.float32), flags, obs + 0)
         first.buffer.add(actions, step)
         second.add(actions, step)
@@ -321,7 +323,9 @@ def test_a_restored_buffer_draws_the_same_and_goes_on_the_same(streams: int) -> 
 def test_a_buffer_restored_before_its_first_step_knows_its_first_state() -> None:
     first = Player(Buffer(SPACES, 10))
     second = Buffer(SPACES, 10)
-    second.restore({name: column.copy() for name, column in first.buffer.state().items()})
+    second.load_state_dict(
+        {name: column.copy() for name, column in first.buffer.state_dict().items()}
+    )
     first.buffer = second
     first.step(0)
     assert_draws_exactly(second, first.moves[0])
@@ -329,7 +333,7 @@ def test_a_buffer_restored_before_its_first_step_knows_its_first_state() -> None
 
 def test_an_empty_buffer_can_be_saved_and_restored() -> None:
     buffer = Buffer(SPACES, 10)
-    buffer.restore(Buffer(SPACES, 10).state())
+    buffer.load_state_dict(Buffer(SPACES, 10).state_dict())
     assert len(buffer) == 0
 
 

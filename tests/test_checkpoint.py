@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from canal_mpi.errors import Stopped, StorageError
-from canal_mpi.job import CheckpointConfig
+from canal_mpi.interfaces import Columns
 from canal_mpi.results import checkpoint
 from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, marks, survey, tidy
-from canal_mpi.results.hdf5 import read_arrays
-from canal_mpi.types import Columns
+from canal_mpi.results.files import read_arrays
+from canal_mpi.settings import CheckpointConfig
 
 ABOUT = {"agent": 3, "run_id": "x", "agents": 5, "first_agent": 0, "job": "seed = 1"}
 

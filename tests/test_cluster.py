@@ -1,4 +1,4 @@
-"""Three hosts with their own addresses, names and disks: launch runs over them, doctor sees ills.
+"""Three hosts with their own addresses, names and disks: launch and doctor.
 
 Network namespaces on a bridge; ssh is an agent that enters one, or the real ssh where it has to
 fail. A clock that is off is libfaketime around everything on that host, a full disk a small tmpfs.
@@ -11,7 +11,8 @@ import pytest
 from launch import ROOT, VENVS, Result
 from namespaces import canal, make_hosts, needs, network, on_host
 
-from canal_mpi.cluster.marker import status_of
+import canal_mpi
+from canal_mpi.results.status import status_of
 
 pytestmark = pytest.mark.root
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
@@ -66,7 +67,7 @@ def test_doctor_finds_three_hosts_fit_and_measures_their_links(mpi: str, hosts: 
     assert "Fit to run." in result.out
 
 
-def make_ill(hosts: Path) -> None:
+def make_unfit(hosts: Path) -> None:
     """Alpha has other code, beta no disk, gamma a wrong clock; delta is down anyway."""
     other = hosts / "other"
     on_host(
@@ -85,16 +86,19 @@ def test_doctor_finds_what_is_wrong_with_each_host(mpi: str, hosts: Path) -> Non
     needs("ssh")
     if not FAKETIME.exists():
         pytest.skip("needs libfaketime (apt-get install faketime) for a clock that is off")
-    make_ill(hosts)
+    make_unfit(hosts)
     options = over(hosts, "alpha\nbeta\ngamma\ndelta\n")
     result = canal(hosts, mpi, "doctor", *options, "--job", "smoke", "--out", f"{hosts}/shared/x")
     assert result.code == 1, result.out + result.err
     lines = {line.split(":")[0].strip(): line for line in result.out.splitlines() if ": " in line}
-    assert "canal-mpi is 0.1.0 " in lines["alpha"] and "install the same" in lines["alpha"]
+    assert (
+        f"canal-mpi is {canal_mpi.__version__} " in lines["alpha"]
+        and "install the same" in lines["alpha"]
+    )
     assert "of disk free, the job needs up to" in lines["beta"]
     assert "its clock is 90 s ahead" in lines["gamma"]
     assert "delta does not answer (No route to host)" in lines["delta"]
-    assert "4 things to mend." in result.out
+    assert "4 things to fix." in result.out
 
 
 MIXED = "mkdir -p {0}/m; mount --bind {1} {0}/m; mount --bind {2} {1}; mount --bind {0}/m {2}"

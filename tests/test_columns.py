@@ -9,9 +9,9 @@ from helpers import head, seal
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from canal_mpi.columns import HEADER, MAGIC, MOST_DIMENSIONS, WIRE_VERSION, ZSTD, decode, encode
 from canal_mpi.errors import DamagedData
-from canal_mpi.types import Array, Columns
+from canal_mpi.interfaces import Array, Columns
+from canal_mpi.membuf.wire import HEADER, MAGIC, MOST_DIMENSIONS, WIRE_VERSION, ZSTD, decode, encode
 
 LIMIT = 1 << 20
 DTYPES = [

@@ -25,7 +25,7 @@ from canal_mpi.config import (
 )
 from canal_mpi.errors import UsageError
 from canal_mpi.games import TEN_GAMES
-from canal_mpi.job import EXPANSIONS, PRESETS, Job, LearnConfig
+from canal_mpi.settings import EXPANSIONS, PRESETS, Job, LearnConfig
 
 SHIPPED = sorted(path.stem for path in (Path(__file__).parent.parent / "jobs").glob("*.toml"))
 SOURCES = ("default", "preset", "job", "environment", "flag")  # each wins over those before it
@@ -64,9 +64,9 @@ def test_a_flag_wins_over_environment_job_file_preset_and_default(
 
 
 def test_sources_add_up_key_by_key(tmp_path: Path) -> None:
-    path = job_file(tmp_path, 'preset = "canal"\n[learn]\nbatch = 16\nn_step = 2\n')
-    job = resolve({"seed": 9}, path, {"CANAL_LEARN_BATCH": "32"})
-    assert (job.seed, job.learn.batch, job.learn.n_step, job.learn.loss) == (9, 32, 2, "mse")
+    path = job_file(tmp_path, 'preset = "canal"\n[learn]\nbatch_size = 16\nn_step = 2\n')
+    job = resolve({"seed": 9}, path, {"CANAL_LEARN_BATCH_SIZE": "32"})
+    assert (job.seed, job.learn.batch_size, job.learn.n_step, job.learn.loss) == (9, 32, 2, "mse")
     assert job.train == Job().train
 
 
@@ -100,9 +100,8 @@ def test_every_setting_has_an_environment_variable_of_its_own() -> None:
         assert made({}, **{f"CANAL_{key.replace('.', '_').upper()}": text}) == Job()
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "key", "value"),
-    [
+def test_environment_variables_are_read_as_what_the_setting_is() -> None:
+    cases: list[tuple[str, str, str, Any]] = [
         ("CANAL_SEED", "12", "seed", 12),
         ("CANAL_TIMEOUT", "60", "timeout", 60.0),
         ("CANAL_LEARN_LR", "1e-3", "learn.lr", 1e-3),
@@ -113,14 +112,11 @@ def test_every_setting_has_an_environment_variable_of_its_own() -> None:
         ("CANAL_LEARN_WIDTHS", "64", "learn.widths", (64,)),
         ("CANAL_TASKS", "Krull, Alien", "tasks", ("Krull", "Alien")),
         ("CANAL_TASKS", '["Krull"]', "tasks", ("Krull",)),
-    ],
-)
-def test_environment_variables_are_read_as_what_the_setting_is(
-    variable: str, text: str, key: str, value: Any
-) -> None:
-    found = get(made({}, **{variable: text}), key)
-    assert found == value
-    assert type(found) is type(value)
+    ]
+    for variable, text, key, value in cases:
+        found = get(made({}, **{variable: text}), key)
+        assert found == value
+        assert type(found) is type(value)
 
 
 def test_an_unknown_environment_variable_suggests_the_closest() -> None:
@@ -160,7 +156,7 @@ def test_a_variant_counts_where_it_is_written(tmp_path: Path) -> None:
 
 def test_pixels_bring_their_network_and_a_smaller_replay() -> None:
     job = made({"task.obs": "pixels"})
-    assert (job.learn.network, job.replay.capacity) == ("cnn", 10_000)
+    assert (job.learn.network, job.replay.buffer_size) == ("cnn", 10_000)
     assert made({"task.obs": "pixels", "learn.network": "mlp"}).learn.network == "mlp"
 
 
@@ -178,31 +174,39 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "network": "mlp",
         "widths": (128, 128),
         "lr": 1e-5,
-        "settles": 0.0,
+        "lr_decay_fraction": 0.0,
         "gamma": 0.99,
-        "batch": 128,
+        "batch_size": 128,
         "updates_per_step": 1.0,
-        "starts": 128,
+        "learning_starts": 128,
         "layer_norm": False,
         "dueling": False,
-        "identity": "single",
-        "own_input": False,
+        "heads": "shared",
+        "per_task_input": False,
         "double": False,
-        "target_every": 0,
+        "target_update_interval": 0,
         "loss": "mse",
         "n_step": 1,
         "reward": "none",
-        "grad_clip": 0.0,
-        "life_ends": False,
+        "max_grad_norm": 0.0,
+        "terminal_on_life_loss": False,
         "scale_input": False,
         "device": "cpu",
         "threads": 1,
     }
-    assert asdict(job.explore) == {"start": 1.0, "end": 0.01, "decay": 30000.0}
+    assert asdict(job.explore) == {"eps_start": 1.0, "eps_end": 0.01, "eps_decay": 30000.0}
     assert job.evaluation.episodes == 20
-    assert (job.memory.current_bias, job.memory.alpha, job.memory.ewc) == (1.0, 0.0, 0.0)
-    assert (job.reuse.mode, job.reuse.admission, job.reuse.network) == ("replay", False, False)
-    assert (job.share.gate, job.lsc.save) == ("none", 0)
+    assert (job.rehearsal.ratio, job.rehearsal.distill_coef, job.rehearsal.ewc_lambda) == (
+        0.0,
+        0.0,
+        0.0,
+    )
+    assert (job.reuse.mode, job.reuse.reject_if_worse, job.reuse.network) == (
+        "replay",
+        False,
+        False,
+    )
+    assert (job.share.gate, job.row_exchange.save_interval) == ("none", 0)
     assert (job.task.obs, job.tasks, job.order) == ("ram", TEN_GAMES, "canal")
     assert (job.share.policy, job.share.topology) == ("exact", "full")
 
@@ -215,9 +219,8 @@ def test_the_preset_canal_does_not_hang_on_the_defaults() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "value"),
-    [
+def test_assignments_are_split_at_the_first_equals_sign() -> None:
+    cases: list[tuple[str, str, Any]] = [
         ("learn.lr=0.001", "learn.lr", 0.001),
         (" learn.lr = 1e-3 ", "learn.lr", 1e-3),
         ("seed=7", "seed", 7),
@@ -229,34 +232,33 @@ def test_the_preset_canal_does_not_hang_on_the_defaults() -> None:
         ("name=a=b", "name", "a=b"),
         ("name=", "name", ""),
         ("learn.lr=nan", "learn.lr", pytest.approx(float("nan"), nan_ok=True)),
-    ],
-)
-def test_assignments_are_split_at_the_first_equals_sign(text: str, key: str, value: Any) -> None:
-    assert parse_assignment(text) == (key, value)
+    ]
+    for text, key, value in cases:
+        assert parse_assignment(text) == (key, value)
 
 
-@pytest.mark.parametrize("text", ["learn.lr", "", "learn.lr:1"])
-def test_an_assignment_without_an_equals_sign_is_refused(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_assignment(text)
-    assert str(caught.value) == (f"--set {text}: expected section.key=value, as in learn.lr=0.001.")
+def test_an_assignment_without_an_equals_sign_is_refused() -> None:
+    for text in ["learn.lr", "", "learn.lr:1"]:
+        with pytest.raises(UsageError) as caught:
+            parse_assignment(text)
+        assert str(caught.value) == (
+            f"--set {text}: expected section.key=value, as in learn.lr=0.001."
+        )
 
 
 def test_an_assignment_without_a_key_is_an_unknown_setting() -> None:
     assert refusal(dict([parse_assignment("=1")])).startswith("unknown setting ''")
 
 
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
+def test_an_unknown_setting_suggests_the_closest() -> None:
+    cases: list[tuple[str, str]] = [
         ("lern.lr", "unknown setting 'lern.lr'; did you mean 'learn.lr'?"),
         ("learn.LR", "unknown setting 'learn.LR'; did you mean 'learn.lr'?"),
         ("sed", "unknown setting 'sed'; did you mean 'seed'?"),
         ("xyzzy", "unknown setting 'xyzzy'; `canal-mpi config` lists them."),
-    ],
-)
-def test_an_unknown_setting_suggests_the_closest(key: str, message: str) -> None:
-    assert refusal({key: 1}) == message
+    ]
+    for key, message in cases:
+        assert refusal({key: 1}) == message
 
 
 def test_an_unknown_setting_in_a_job_file_is_refused(tmp_path: Path) -> None:
@@ -270,9 +272,8 @@ def test_a_section_where_a_value_belongs_is_refused(tmp_path: Path) -> None:
         resolve({}, job_file(tmp_path, "[learn.lr]\nx = 1\n"), {})
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
+def test_a_value_of_the_wrong_type_is_refused() -> None:
+    cases: list[tuple[str, Any, str]] = [
         ("seed", 1.5, "seed = 1.5: expected a whole number."),
         ("seed", True, "seed = True: expected a whole number."),
         ("seed", "1.0", "seed = '1.0': expected a whole number."),
@@ -288,10 +289,9 @@ def test_a_section_where_a_value_belongs_is_refused(tmp_path: Path) -> None:
         ("learn.widths", [64, 0.5], "learn.widths = 0.5: expected a whole number."),
         ("learn.widths", "64,many", "learn.widths = 'many': expected a whole number."),
         ("learn.widths", [True], "learn.widths = True: expected a whole number."),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(key: str, value: Any, message: str) -> None:
-    assert refusal({key: value}) == message
+    ]
+    for key, value, message in cases:
+        assert refusal({key: value}) == message
 
 
 def test_whole_numbers_are_taken_for_numbers_and_digits_for_whole_numbers() -> None:
@@ -300,32 +300,30 @@ def test_whole_numbers_are_taken_for_numbers_and_digits_for_whole_numbers() -> N
     assert isinstance(job.learn.gamma, float)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
+def test_a_value_out_of_range_is_refused() -> None:
+    cases: list[tuple[str, Any, str]] = [
         ("seed", -1, "seed = -1: expected at least 0."),
         ("seed", "-1", "seed = -1: expected at least 0."),
         ("seed", 2**63, f"seed = {2**63}: expected at most {2**63 - 1}."),
-        ("train.frames", 0, "train.frames = 0: expected at least 1."),
+        ("train.steps", 0, "train.steps = 0: expected at least 1."),
         ("learn.gamma", 1.01, "learn.gamma = 1.01: expected at most 1."),
         ("learn.gamma", -0.1, "learn.gamma = -0.1: expected at least 0."),
         ("learn.widths", [64, 0], "learn.widths = 0: expected at least 1."),
         ("learn.widths", [64, 16385], "learn.widths = 16385: expected at most 16384."),
         ("share.rows", 2, "share.rows = 2: expected at least 3."),
         ("share.nearest", 0, "share.nearest = 0: expected at least 1."),
-        ("memory.current_bias", 1.5, "memory.current_bias = 1.5: expected at most 1."),
-        ("memory.rows", -1, "memory.rows = -1: expected at least 0."),
-        ("reuse.share", 1.5, "reuse.share = 1.5: expected at most 1."),
-        ("lsc.load", 0, "lsc.load = 0: expected at least 1."),
+        ("rehearsal.ratio", 1.5, "rehearsal.ratio = 1.5: expected at most 0.99."),
+        ("rehearsal.rows", -1, "rehearsal.rows = -1: expected at least 0."),
+        ("reuse.lesson_fraction", 1.5, "reuse.lesson_fraction = 1.5: expected at most 1."),
+        ("row_exchange.load_interval", 0, "row_exchange.load_interval = 0: expected at least 1."),
         ("timeout", 0, "timeout = 0.0: expected at least 1."),
         ("learn.lr", float("nan"), "learn.lr = nan: expected a finite number."),
         ("learn.lr", float("inf"), "learn.lr = inf: expected a finite number."),
-        ("explore.decay", float("inf"), "explore.decay = inf: expected a finite number."),
+        ("explore.eps_decay", float("inf"), "explore.eps_decay = inf: expected a finite number."),
         ("timeout", float("-inf"), "timeout = -inf: expected a finite number."),
-    ],
-)
-def test_a_value_out_of_range_is_refused(key: str, value: Any, message: str) -> None:
-    assert refusal({key: value}) == message
+    ]
+    for key, value, message in cases:
+        assert refusal({key: value}) == message
 
 
 def test_the_ends_of_every_range_are_inside() -> None:
@@ -335,14 +333,13 @@ def test_the_ends_of_every_range_are_inside() -> None:
                 checked(key, [end] if key == "learn.widths" else end)
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "+nan"])
-def test_nan_and_infinity_are_refused_from_the_environment(text: str) -> None:
-    assert "expected a finite number" in refusal({}, CANAL_LEARN_LR=text)
+def test_nan_and_infinity_are_refused_from_the_environment() -> None:
+    for text in ["nan", "inf", "-inf", "+nan"]:
+        assert "expected a finite number" in refusal({}, CANAL_LEARN_LR=text)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "meant"),
-    [
+def test_an_unknown_name_suggests_the_closest() -> None:
+    cases: list[tuple[str, str, str]] = [
         ("preset", "cannal", "canal"),
         ("task.obs", "pixel", "pixels"),
         ("task.variant", "origin", "orig"),
@@ -350,7 +347,7 @@ def test_nan_and_infinity_are_refused_from_the_environment(text: str) -> None:
         ("learn.algorithm", "dqnn", "dqn"),
         ("learn.network", "mpl", "mlp"),
         ("learn.device", "cud", "cuda"),
-        ("learn.identity", "head", "heads"),
+        ("learn.heads", "per_tsk", "per_task"),
         ("learn.reward", "clipp", "clip"),
         ("reuse.mode", "distil", "distill"),
         ("share.gate", "beter", "better"),
@@ -360,12 +357,11 @@ def test_nan_and_infinity_are_refused_from_the_environment(text: str) -> None:
         ("share.policy", "exct", "exact"),
         ("share.topology", "rign", "ring"),
         ("order", "rotat", "rotate"),
-    ],
-)
-def test_an_unknown_name_suggests_the_closest(key: str, value: str, meant: str) -> None:
-    message = refusal({key: value})
-    assert message.startswith("unknown ")
-    assert f"'{value}'; did you mean '{meant}'? known: " in message
+    ]
+    for key, value, meant in cases:
+        message = refusal({key: value})
+        assert message.startswith("unknown ")
+        assert f"'{value}'; did you mean '{meant}'? known: " in message
 
 
 def test_names_from_outside_are_accepted_where_the_settings_say_so() -> None:
@@ -373,15 +369,13 @@ def test_names_from_outside_are_accepted_where_the_settings_say_so() -> None:
         assert get(made({key: "my.module:thing"}), key) == "my.module:thing"
 
 
-@pytest.mark.parametrize(
-    "key",
-    [
-        *("preset", "task.obs", "task.variant", "learn.loss", "learn.identity", "learn.reward"),
+def test_names_from_outside_are_refused_elsewhere() -> None:
+    cases: list[str] = [
+        *("preset", "task.obs", "task.variant", "learn.loss", "learn.heads", "learn.reward"),
         *("reuse.mode", "share.gate", "share.segments", "simnet.distance", "evaluation.tasks"),
-    ],
-)
-def test_names_from_outside_are_refused_elsewhere(key: str) -> None:
-    assert refusal({key: "my.module:thing"}).startswith("unknown ")
+    ]
+    for key in cases:
+        assert refusal({key: "my.module:thing"}).startswith("unknown ")
 
 
 def test_a_topology_may_be_a_file() -> None:
@@ -392,9 +386,8 @@ def test_a_topology_may_be_a_file() -> None:
             made({"share.topology": name})
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"tasks": []}, "tasks is empty: name at least one, as in --tasks Krull,Alien."),
         (
             {"tasks": "Krull,Alien,Krull"},
@@ -405,24 +398,21 @@ def test_a_topology_may_be_a_file() -> None:
             "train.rounds = 3, but the job has 2 tasks.",
         ),
         (
-            {"replay.capacity": 100},
-            "replay.capacity = 100 is less than a batch (128).",
+            {"replay.buffer_size": 100},
+            "replay.buffer_size = 100 is less than a batch (128).",
         ),
         (
             {"learn.lr": 0},
             "learn.lr = 0 learns nothing; give a positive number, as in 0.0005.",
         ),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    flags: dict[str, Any], message: str
-) -> None:
-    assert refusal(flags) == message
+    ]
+    for flags, message in cases:
+        assert refusal(flags) == message
 
 
-@pytest.mark.parametrize("tasks", ["", " ", "Krull,", ",Krull", [""]])
-def test_a_task_without_a_name_is_refused(tasks: Any) -> None:
-    assert "task" in refusal({"tasks": tasks})
+def test_a_task_without_a_name_is_refused() -> None:
+    for tasks in ["", " ", "Krull,", ",Krull", [""]]:
+        assert "task" in refusal({"tasks": tasks})
 
 
 def test_as_many_rounds_as_tasks_are_possible() -> None:
@@ -435,9 +425,9 @@ def test_other_tasks_are_checked_like_the_first() -> None:
         with_tasks(made(), ["Krull", "Krull"])
 
 
-@pytest.mark.parametrize("text", ["--5", "---1"])
-def test_a_whole_number_with_two_signs_is_refused(text: str) -> None:
-    assert "expected a whole number" in refusal({"train.frames": text})
+def test_a_whole_number_with_two_signs_is_refused() -> None:
+    for text in ["--5", "---1"]:
+        assert "expected a whole number" in refusal({"train.steps": text})
 
 
 @pytest.mark.parametrize("digits", [400, 5000])
@@ -448,12 +438,17 @@ def test_a_number_with_too_many_digits_is_refused(digits: int, tmp_path: Path) -
         resolve({}, job_file(tmp_path, "seed = " + "9" * digits), {})
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("1", 1), ("1.5", 1.5), ("true", True), ('"a"', "a"), ("a b", "a b"), ("[1", "[1"), ("", "")],
-)
-def test_what_is_no_toml_value_is_plain_text(text: str, value: Any) -> None:
-    assert parse_value(text) == value
+def test_what_is_no_toml_value_is_plain_text() -> None:
+    for text, value in [
+        ("1", 1),
+        ("1.5", 1.5),
+        ("true", True),
+        ('"a"', "a"),
+        ("a b", "a b"),
+        ("[1", "[1"),
+        ("", ""),
+    ]:
+        assert parse_value(text) == value
 
 
 def test_nothing_of_a_value_is_dropped() -> None:
@@ -522,7 +517,7 @@ def jobs() -> list[Job]:
         "learn.lr": 1e-300,
         "learn.widths": [],
         "timeout": 1e6,
-        "explore.decay": 1e16,
+        "explore.eps_decay": 1e16,
         "tasks": ["CartPole-v1"],
     }
     return [Job(), made({"preset": "canal"}), made(odd), made({"task.obs": "pixels"})] + [
@@ -530,12 +525,12 @@ def jobs() -> list[Job]:
     ]
 
 
-@pytest.mark.parametrize("explain", [False, True])
-def test_a_job_written_as_toml_is_the_same_job_again(explain: bool) -> None:
-    for job in jobs():
-        text = to_toml(job, explain)
-        assert from_toml(text) == job
-        assert to_toml(from_toml(text)) == to_toml(job)
+def test_a_job_written_as_toml_is_the_same_job_again() -> None:
+    for explain in [False, True]:
+        for job in jobs():
+            text = to_toml(job, explain)
+            assert from_toml(text) == job
+            assert to_toml(from_toml(text)) == to_toml(job)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -578,15 +573,6 @@ def test_a_job_does_not_change() -> None:
 
 
 def test_a_job_is_built_from_dotted_keys() -> None:
-    job = build({"seed": 3, "learn.lr": 0.1, "train.frames": 5})
-    assert (job.seed, job.learn.lr, job.train.frames) == (3, 0.1, 5)
+    job = build({"seed": 3, "learn.lr": 0.1, "train.steps": 5})
+    assert (job.seed, job.learn.lr, job.train.steps) == (3, 0.1, 5)
     assert job.explore == Job().explore
-
-
-def test_a_job_from_before_a_setting_existed_means_what_it_meant() -> None:
-    lines = to_toml(made({})).splitlines()
-    old = [line for line in lines if not line.startswith(("settles", "donors", "holds"))]
-    assert len(old) == len(lines) - 3
-    job = from_toml("\n".join(old))
-    assert (job.learn.settles, job.share.donors, job.reuse.holds) == (0.0, 1, 0.0)
-    assert from_toml("\n".join(lines)) == made({})

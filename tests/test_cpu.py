@@ -24,14 +24,14 @@ THREADS = """
 import os, sys
 import numpy as np
 from canal_mpi.learn import cpu, kernels
-from canal_mpi.learn.layers import Layers
-from canal_mpi.learn.passes import Compiled
+from canal_mpi.learn.fast_mlp import Layers
+from canal_mpi.learn.fast_mlp import FastQNetwork
 asked = int(sys.argv[1])
 assert cpu.use_threads(asked) == asked
 layers = Layers((1024, 1024))
-net = Compiled([(layers, cpu.aligned(layers.length), None)])
+net = FastQNetwork([(layers, cpu.aligned(layers.length), None)])
 before = len(os.listdir("/proc/self/task"))
-net.values(np.ones((1024, 1024), dtype=np.float32))
+net.q_values(np.ones((1024, 1024), dtype=np.float32))
 assert "torch" not in sys.modules
 print(len(os.listdir("/proc/self/task")) - before)
 """

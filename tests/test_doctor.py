@@ -1,4 +1,4 @@
-"""What the doctor makes of what hosts say."""
+"""What `doctor` makes of what hosts say."""
 
 import subprocess
 import sys
@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 from launch import run
 
-from canal_mpi.cluster.asking import hear
-from canal_mpi.cluster.check import look
-from canal_mpi.cluster.doctor import Patient, neighbours
-from canal_mpi.cluster.findings import Report, findings, row, size, slow_links, table
-from canal_mpi.cluster.hostfile import parse_hosts
-from canal_mpi.cluster.launch import Launch
 from canal_mpi.config import resolve
+from canal_mpi.launch import doctor
+from canal_mpi.launch.doctor import (
+    CheckReport,
+    CheckRequest,
+    HostCheck,
+    check_here,
+    neighbor_hosts,
+    table,
+)
+from canal_mpi.launch.hostfile import parse_hosts
+from canal_mpi.launch.mpirun import Command
+from canal_mpi.launch.supervise import ANSWER, Answer, ask_program
 from canal_mpi.rank import links
 
 FACTS = {
@@ -37,48 +43,50 @@ FACTS = {
 }
 
 
-def report(**changes: object) -> Report:
-    return Report("nano-1", 1, FACTS | changes)
+def host(**changes: object) -> HostCheck:
+    return HostCheck("nano-1", 1, FACTS | changes)
 
 
-def test_a_host_like_this_one_is_well() -> None:
-    assert findings(report(python="3.11.9"), FACTS) == []
+def test_a_host_like_this_one_has_no_problems() -> None:
+    assert host(python="3.11.9").problems(FACTS) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
+def test_another_version_is_a_problem_with_a_remedy() -> None:
+    for name, value in [
         ("python", "3.12.2"),
         ("canal-mpi", "0.1.0 abd"),
         ("torch", "2.8.0"),
         ("mpi", "MPICH Version: 5.0.2"),
         ("mpi", ""),
         ("ale-py", "0.11"),
-    ],
-)
-def test_another_version_is_found_and_has_a_remedy(name: str, value: str) -> None:
-    (words,) = findings(report(**{name: value}), FACTS)
-    assert words.startswith(f"{name} is {value or 'missing'}, here it is {FACTS[name]}: ")
+    ]:
+        (words,) = host(**{name: value}).problems(FACTS)
+        assert words.startswith(f"{name} is {value or 'missing'}, here it is {FACTS[name]}: ")
 
 
-def test_room_and_clock_and_cuda_are_looked_at() -> None:
-    ill = replace(report(), needs_disk=1 << 40, needs_memory=1 << 40, needs_cuda=True, offset=-90.0)
-    words = findings(ill, FACTS)
-    assert [w.split()[0] for w in words] == ["1.1", "2.1", "CUDA", "its"]
+def test_room_and_clock_and_cuda_are_checked() -> None:
+    needs = {"disk": 1 << 40, "memory": 1 << 40}
+    words = replace(host(), needs=needs, needs_cuda=True, clock_offset=-90.0).problems(FACTS)
+    assert [w.split()[0] for w in words] == ["2.1", "1.1", "CUDA", "its"]
+    assert "2.1 GB of memory free, the job needs up to 1.1 TB: " in words[0]
     assert "its clock is 90 s behind: " in words[3]
 
 
-def test_what_could_not_be_found_out_is_a_finding() -> None:
-    (words,) = findings(report(games={"trouble": "OSError: no ROM"}), FACTS)
+def test_what_could_not_be_found_out_is_a_problem() -> None:
+    (words,) = host(troubles={"games": "OSError: no ROM"}).problems(FACTS)
     assert words == "games: OSError: no ROM"
-    assert findings(Report("a", 1, silence="a does not answer"), FACTS) == ["a does not answer"]
+    assert HostCheck("a", 1, no_answer="a is down").problems(FACTS) == ["a is down"]
+    (words,) = replace(host(troubles={"cuda": "no driver"}), needs_cuda=True).problems(FACTS)
+    assert "CUDA can't be used (no driver)" in words
 
 
-def test_the_table_has_a_line_a_host_also_for_silent_ones() -> None:
-    lines = table([row(report(games={"trouble": "x"})), row(Report("delta", 2, silence="down"))])
+def test_the_table_has_a_line_per_host_also_for_silent_ones() -> None:
+    unknown = host()
+    del unknown.facts["games"]
+    lines = table([unknown.row(), HostCheck("delta", 2, no_answer="down").row()])
     assert lines[1].split()[:3] == ["nano-1", "1", "aarch64"] and " ?  " in lines[1]
-    assert "2.1 GB (needs 0 B)" in lines[1]
-    assert lines[2].split() == ["delta", "2", "silent"]
+    assert "2.1 GB (needs 0 bytes)" in lines[1]
+    assert lines[2].split() == ["delta", "2", "no", "answer"]
 
 
 class SlowComm:
@@ -98,49 +106,58 @@ class SlowComm:
         data[:] = self.boxes[self.rank].get(timeout=30)
 
 
-@pytest.mark.parametrize("rate", [1e5, 1e6])
-def test_a_slow_link_is_measured_in_about_a_second(rate: float) -> None:
-    boxes: list[Queue[Any]] = [Queue(), Queue()]
-    ranks: list[Any] = [SlowComm(rank, boxes, rate) for rank in (0, 1)]
-    start = time.monotonic()
-    with ThreadPoolExecutor(1) as pool:
-        echo = pool.submit(links.measure, ranks[1], [(0, 1)])
-        found = links.measure(ranks[0], [(0, 1)])
-        echo.result()
-    assert 0.3 * rate < found["0-1"][1] <= rate
-    assert time.monotonic() - start < 10  # 4 MB four times would take 16 s and more
+def test_a_slow_link_is_measured_in_about_a_second() -> None:
+    for rate in (1e5, 1e6):
+        boxes: list[Queue[Any]] = [Queue(), Queue()]
+        ranks: list[Any] = [SlowComm(rank, boxes, rate) for rank in (0, 1)]
+        start = time.monotonic()
+        with ThreadPoolExecutor(1) as pool:
+            echo = pool.submit(links.measure, ranks[1], [(0, 1)])
+            found = links.measure(ranks[0], [(0, 1)])
+            echo.result()
+        assert 0.3 * rate < found["0-1"][1] <= rate
+        assert time.monotonic() - start < 10  # 4 MB four times would take 16 s and more
 
 
-def test_sizes_and_slow_links_are_readable() -> None:
-    assert [size(n) for n in (5, 2300, 6_100_000, 61e9, 2e12)] == [
-        "5 B",
-        "2.3 kB",
-        "6.1 MB",
-        "61 GB",
-        "2.0 TB",
+def test_slow_links_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = tuple(parse_hosts("a\nb\nc", "file"))
+    rates = {"0-1": [0.01, 2e5], "0-2": [0.01, 2e7]}
+    monkeypatch.setattr(doctor, "ask_program", lambda command, seconds: Answer(rates))
+    report = CheckReport([])
+    doctor._measure_links(report, CheckRequest(resolve({}, None, {}), Path("runs"), hosts))
+    assert report.links["a", "c"] == [0.01, 2e7]
+    assert [words for _, words in report.problems] == [
+        "a to b: only 200.0 kB/s: use a cable instead of Wi-Fi, or another --network"
     ]
-    assert slow_links({("a", "b"): [0.01, 2e5], ("a", "c"): [0.01, 2e7]})[0].startswith("a to b")
+    assert (" network: " + report.problems[0][1] + ".", True) in report.lines()
 
 
-def test_neighbours_are_pairs_of_hosts_in_the_topology() -> None:
+def test_neighbors_are_pairs_of_hosts_in_the_topology() -> None:
     hosts = tuple(parse_hosts("a 2\nb\nc\nx env-server", "file"))
     job = resolve({"share.topology": "line"}, None, {})
-    assert neighbours(Patient(job, Path("runs"), hosts)) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
+    assert neighbor_hosts(CheckRequest(job, Path("runs"), hosts)) == [
+        (0, 1),
+        (0, 3),
+        (1, 2),
+        (1, 3),
+        (2, 3),
+    ]
 
 
 def test_the_check_looks_at_this_host(tmp_path: Path) -> None:
-    facts = look(tmp_path / "not" / "there", ["Krull"])
+    facts = check_here(tmp_path / "not" / "there", ["Krull"])
     assert facts["games"] == 1 and facts["disk"] > 0 and facts["memory"] > 0
     assert isinstance(facts["canal-mpi"], str) and isinstance(facts["cuda"], str)
-    assert "trouble" in look(tmp_path, ["NoSuchGame"])["games"]
+    assert "games" in check_here(tmp_path, ["NoSuchGame"])["troubles"]
 
 
 def test_an_answer_that_does_not_come_is_told() -> None:
-    slow = Launch([sys.executable, "-c", "import time; time.sleep(60)"])
-    assert "no answer within 1 s" in hear(slow, "sign ", 1.0).trouble
-    dead = Launch([sys.executable, "-c", "raise SystemExit('no module')"])
-    assert hear(dead, "sign ", 30.0).trouble == "no module"
-    assert hear(Launch([sys.executable, "-c", "print('sign [')"]), "sign ", 30.0).facts is None
+    slow = Command([sys.executable, "-c", "import time; time.sleep(60)"])
+    assert "no answer within 1 s" in ask_program(slow, 1.0).trouble
+    dead = Command([sys.executable, "-c", "raise SystemExit('no module')"])
+    assert ask_program(dead, 30.0).trouble == "no module"
+    odd = Command([sys.executable, "-c", f"print({ANSWER!r} + '[')"])
+    assert ask_program(odd, 30.0).facts == {}
 
 
 @pytest.mark.mpi

@@ -20,7 +20,12 @@ PLACES = {
     "two in the middle": (4, ["--env-server-rank", "0", "--env-server-rank", "2"]),
 }
 ATARI = ("--tasks", "Krull,Pong", "--order", "rotate", "--frames", "60")
-BRIEF = ["learn.starts=20", "learn.batch=16", "evaluation.max_steps=15", "evaluation.episodes=1"]
+BRIEF = [
+    "learn.learning_starts=20",
+    "learn.batch_size=16",
+    "evaluation.max_steps=15",
+    "evaluation.episodes=1",
+]
 SHORT = [word for setting in BRIEF for word in ("--set", setting)]
 
 
@@ -133,7 +138,7 @@ def killed(mpi: str, victim: str, out: Path) -> tuple[str, float, list[int]]:
 
 def children(pid: int) -> list[int]:
     """The workers of a server."""
-    found = processes_with("canal_mpi.rank.envworker")
+    found = processes_with("canal_mpi.envs.worker")
     stats = {other: Path(f"/proc/{other}/stat").read_text() for other in found}
     return [k for k, stat in stats.items() if int(stat.rpartition(")")[2].split()[1]) == pid]
 

@@ -1,27 +1,115 @@
+"""Exit codes, and names that are looked up or imported."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from canal_mpi import errors
-from canal_mpi.errors import CanalError
-
-
-@pytest.mark.parametrize(
-    ("name", "code"),
-    [
-        ("UsageError", 2),
-        ("DamagedData", 65),
-        ("RankFailed", 70),
-        ("DirectoryInUse", 73),
-        ("StorageError", 74),
-        ("ProtocolError", 76),
-        ("RanksDiffer", 78),
-    ],
+from canal_mpi.errors import (
+    CanalError,
+    UsageError,
+    check_name,
+    import_extra,
+    import_name,
+    lookup,
+    suggestion,
 )
-def test_each_kind_of_trouble_has_its_exit_code(name: str, code: int) -> None:
-    kind = getattr(errors, name)
-    assert issubclass(kind, CanalError)
-    assert kind.code == code
-    assert str(kind("what happened")) == "what happened"
+
+CODES = {
+    "UsageError": 2,
+    "DamagedData": 65,
+    "RankFailed": 70,
+    "DirectoryInUse": 73,
+    "StorageError": 74,
+    "Stopped": 75,
+    "ProtocolError": 76,
+    "RanksDiffer": 78,
+}
+TABLE = {"full": max, "ring": min, "lazy": "math:pi"}
 
 
-def test_unnamed_trouble_ends_as_a_failed_rank() -> None:
-    assert CanalError("it").code == 70
+def test_each_kind_of_trouble_has_its_exit_code() -> None:
+    for name, code in CODES.items():
+        kind = getattr(errors, name)
+        assert issubclass(kind, CanalError)
+        assert kind.code == code
+        assert str(kind("what happened")) == "what happened"
+    assert CanalError("it").code == 70, "unnamed trouble ends as a failed rank"
+
+
+def test_a_missing_extra_is_named() -> None:
+    with pytest.raises(UsageError, match=r"this needs no_such_module: .*'canal-mpi\[some\]'"):
+        import_extra("no_such_module", "some")
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    name = "module_that_needs_another"
+    (tmp_path / f"{name}.py").write_text("import no_such_module_anywhere\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+def test_the_closest_name_is_suggested_in_its_own_spelling() -> None:
+    for word in ("RoadRuner", "roadrunner", "ROADRUNNER"):
+        assert suggestion(word, ["Alien", "RoadRunner"]) == "; did you mean 'RoadRunner'?"
+    assert suggestion("allien", ["Alien", "RoadRunner"]) == "; did you mean 'Alien'?"
+
+
+def test_nothing_is_suggested_where_no_name_is_close() -> None:
+    assert suggestion("xyz", ["Alien", "RoadRunner"]) == ""
+    assert suggestion("", ["Alien"]) == ""
+    assert suggestion("Alien", []) == ""
+
+
+def test_names_are_looked_up_in_the_table_and_outside_of_it() -> None:
+    assert lookup("topology", "full", TABLE) is max
+    assert lookup("topology", "lazy", TABLE) == pytest.approx(3.14159, abs=1e-5)
+    assert lookup("topology", "os.path:join", TABLE)("a", "b") == "a/b"
+
+
+def test_an_unknown_name_is_refused_with_the_closest_and_all_known() -> None:
+    with pytest.raises(UsageError) as caught:
+        lookup("topology", "rnig", TABLE)
+    assert str(caught.value) == (
+        "unknown topology 'rnig'; did you mean 'ring'? known: full, lazy, ring."
+    )
+
+
+def test_a_name_like_no_other_is_refused_with_all_known() -> None:
+    with pytest.raises(UsageError) as caught:
+        check_name("topology", "hypercube", TABLE)
+    assert str(caught.value) == "unknown topology 'hypercube'; known: full, lazy, ring."
+
+
+def test_checking_imports_nothing() -> None:
+    check_name("topology", "no_such_module_anywhere:thing", TABLE)
+    check_name("topology", "lazy", TABLE)
+
+
+def test_a_module_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(
+        UsageError, match="topology 'no_such_mod:x': can't import 'no_such_mod': No module"
+    ):
+        lookup("topology", "no_such_mod:x", TABLE)
+
+
+def test_a_module_whose_imports_fail_is_refused_with_the_reason(broken: str) -> None:
+    with pytest.raises(UsageError, match=r"can't import .*no_such_module_anywhere"):
+        import_name("order", f"{broken}:x")
+
+
+def test_a_name_that_a_module_lacks_is_refused() -> None:
+    for name in ("", "pie", "pi.real"):
+        with pytest.raises(UsageError) as caught:
+            import_name("order", f"math:{name}")
+        assert str(caught.value) == f"order 'math:{name}': module 'math' has no '{name}'."
+
+
+def test_a_path_without_a_proper_module_is_refused() -> None:
+    for path in (":x", ".math:x", ":"):
+        with pytest.raises(UsageError):
+            import_name("order", path)

@@ -8,11 +8,10 @@ import pytest
 from launch import Result, mpirun, run
 
 from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.rank.evaluate import spread
-from canal_mpi.rank.policy import job_of, load_policy
-from canal_mpi.results.hdf5 import read_arrays, write_arrays
-from canal_mpi.results.reading import load
-from canal_mpi.types import Columns
+from canal_mpi.evaluation import job_of, load_policy, spread
+from canal_mpi.interfaces import Columns
+from canal_mpi.results.files import read_arrays, write_arrays
+from canal_mpi.results.reader import load
 
 
 def alone(*arguments: str) -> Result:
@@ -37,11 +36,11 @@ def episodes(folder: Path) -> Columns:
 
 @pytest.mark.mpi
 def test_the_scores_are_the_same_on_any_number_of_ranks(trained: Path, tmp_path: Path) -> None:
-    wish = (str(trained), "--episodes", "2", "--max-steps", "30")
-    one = alone(*wish, "--out", str(tmp_path / "one"))
+    stop_reason = (str(trained), "--episodes", "2", "--max-steps", "30")
+    one = alone(*stop_reason, "--out", str(tmp_path / "one"))
     assert one.code == 0, one.err
     assert one.out.count("CartPole-v1") == 2
-    two = mpirun(2, "evaluate", *wish, "--out", str(tmp_path / "two"), timeout=300)
+    two = mpirun(2, "evaluate", *stop_reason, "--out", str(tmp_path / "two"), timeout=300)
     assert two.code == 0, two.err
     a, b = episodes(tmp_path / "one"), episodes(tmp_path / "two")
     assert len(a["agent"]) == 2 * 3 * 2
@@ -51,8 +50,8 @@ def test_the_scores_are_the_same_on_any_number_of_ranks(trained: Path, tmp_path:
 
 @pytest.mark.mpi
 def test_one_pair_can_be_chosen_and_its_steps_saved(trained: Path, tmp_path: Path) -> None:
-    wish = ("--agent", "1", "--task", "Acrobot-v1", "--episodes", "2", "--max-steps", "20")
-    found = alone(str(trained), *wish, "--save-steps", "--out", str(tmp_path))
+    stop_reason = ("--agent", "1", "--task", "Acrobot-v1", "--episodes", "2", "--max-steps", "20")
+    found = alone(str(trained), *stop_reason, "--save-steps", "--out", str(tmp_path))
     assert found.code == 0, found.err
     assert set(episodes(tmp_path)["agent"]) == {1}
     (steps,) = tmp_path.glob("*Acrobot*.h5")
@@ -99,7 +98,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: Path) -> None:
     path = trained / "checkpoints" / "agent-0" / "learner.h5"
     whole = path.read_bytes()
     arrays = read_arrays(path)
-    odd = next(name for name in arrays if name.startswith("pieces/"))
+    odd = next(name for name in arrays if name.startswith("blocks/"))
     write_arrays(path, arrays | {odd: np.zeros(3, dtype=np.float32)}, {})
     with pytest.raises(DamagedData, match=r"fit|shape"):
         load_policy(load(trained), 0)

@@ -12,19 +12,13 @@ import h5py
 import numpy as np
 import pytest
 from launch import SMOKE, Result, environment, run
+from thread_links import ThreadLink
 
-from canal_mpi.columns import encode
-from canal_mpi.topology.desk import Heard
+from canal_mpi.interfaces import Offer
+from canal_mpi.membuf.wire import encode
+from canal_mpi.rank.recover import edges_among, merged
+from canal_mpi.topology.exchange import KnownOffer
 from canal_mpi.topology.graphs import full, ring
-from canal_mpi.topology.link import ThreadLink
-from canal_mpi.topology.survivors import (
-    edges_among,
-    merged,
-    pack_known,
-    pack_merged,
-    unpack_merged,
-)
-from canal_mpi.types import Offer
 
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
 TOLERANT = ["mpirun", "--with-ft", "ulfm", "-np"]
@@ -47,15 +41,9 @@ def test_the_living_form_the_same_topology_anew() -> None:
 def test_a_lesson_of_the_dead_is_known_where_a_copy_is_left() -> None:
     mine, lost = offer(0, 1), offer(3, 2)
     copied = offer(3, 1)
-    known = {
-        0: pack_known(([mine, copied, lost], [(0, 1)])),
-        2: pack_known(([copied], [(3, 1)])),
-        4: pack_known(([copied, mine], [(3, 1), (0, 1)])),
-    }
-    found = merged(known)
+    known = [[mine, copied, lost], [copied], [copied, mine]]
+    found = merged(known, {0: [(0, 1)], 2: [(3, 1)], 4: [(3, 1), (0, 1)]})
     assert [(heard.offer.key, heard.via) for heard in found] == [((0, 1), 0), ((3, 1), 2)]
-    again = unpack_merged(pack_merged(found))
-    assert [(heard.offer.key, heard.via) for heard in again] == [((0, 1), 0), ((3, 1), 2)]
 
 
 def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> None:
@@ -65,7 +53,7 @@ def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> No
     links[2].stock([offer(4, 1)], {(4, 1): data}, 2)
     for link in links:
         link.begin(2)
-        link.regroup([Heard(offer(4, 1), 2), Heard(offer(0, 1), 0)])
+        link.recover([KnownOffer(offer(4, 1), 2), KnownOffer(offer(0, 1), 0)])
     assert [one.key for one in links[0].offers()] == [(4, 1)]
     [parcel] = links[0].fetch(links[0].offers())
     assert parcel.data == data and parcel.sender == 1
@@ -73,10 +61,10 @@ def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> No
 
 def test_a_link_that_was_restored_still_knows_its_own_offers() -> None:
     before, after = (ThreadLink.mesh(2, full(2))[0] for _ in range(2))
-    before.terms = after.terms.__class__(free=True)
+    before.config = after.config.__class__(free=True)
     before.begin(1)
     before.publish(offer(0, 1), b"rows")
-    after.restore(before.state())
+    after.load_state_dict(before.state_dict())
     assert after.known() == before.known()
     assert [one.key for one in after.known()[0]] == [(0, 1)]
 

@@ -17,16 +17,15 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from canal_mpi import seeding
-from canal_mpi.columns import HEADER, LANES, MAGIC, RAW, WIRE_VERSION, ZSTD, decode, encode
+from canal_mpi.envs import LocalEnvs, make_game
 from canal_mpi.errors import DamagedData
-from canal_mpi.job import TaskConfig
+from canal_mpi.interfaces import Columns, Offer, Spaces
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import ROWS, pack, unpack
-from canal_mpi.tasks import make_game
-from canal_mpi.tasks.local import LocalEnvs
-from canal_mpi.topology.offers import columns_to_offers, offers_to_columns
-from canal_mpi.types import Columns, Offer, Spaces
+from canal_mpi.membuf.wire import BYTE_DELTA, HEADER, MAGIC, RAW, WIRE_VERSION, ZSTD, decode, encode
+from canal_mpi.settings import TaskConfig
+from canal_mpi.state import seed_sequence
+from canal_mpi.topology.exchange import columns_to_offers, offers_to_columns
 
 pytestmark = pytest.mark.atari
 TIMES = int(os.environ.get("CANAL_FUZZ", "1"))
@@ -43,13 +42,13 @@ FUZZ = settings(
 def lesson(network: bool = True) -> tuple[bytes, Offer, Columns]:
     """A real lesson: random play of a real game, and a network."""
     spaces, rng = SPACES, np.random.default_rng(1)
-    game = make_game("Krull", TaskConfig(), seeding.sequence(1, 0, "Krull", "fuzz"))
+    game = make_game("Krull", TaskConfig(), seed_sequence(1, 0, "Krull", "fuzz"))
     env, buffer = LocalEnvs("Krull", [game], spaces), Buffer(spaces, STEPS)
     buffer.start(env.reset())
     for _ in range(STEPS):
         actions = rng.integers(spaces.actions, size=1)
         env.send(actions)
-        buffer.add(actions, env.receive())
+        buffer.add(actions, env.recv())
     env.close()
     rows = buffer.export_all()
     brain = {"trunk": rng.normal(size=50).astype("<f4"), "head": rng.normal(size=9).astype("<f4")}
@@ -187,7 +186,7 @@ DTYPES = st.sampled_from(["|u1", "<f4", "<f8", "<i8", "|b1", "|S64", "|S9999", "
 @given(
     DTYPES,
     st.lists(SIDES, max_size=9).map(tuple),
-    st.sampled_from([RAW, ZSTD, LANES, 3, 255]),
+    st.sampled_from([RAW, ZSTD, BYTE_DELTA, 3, 255]),
     st.one_of(
         st.binary(max_size=64),
         st.sampled_from([100, 10**6, 10**8]).map(lambda n: zstandard.compress(bytes(n))),
@@ -208,7 +207,7 @@ def test_huge_shapes_wrong_types_and_bombs_are_refused_within_the_limit(
 def test_a_bomb_that_lies_about_its_size_is_refused_within_the_limit() -> None:
     chunk = zstandard.ZstdCompressor(write_content_size=False).compressobj()
     bomb = chunk.compress(bytes(10**8)) + chunk.flush()  # no size in front
-    for codec in (ZSTD, LANES):
+    for codec in (ZSTD, BYTE_DELTA):
         message = signed(head("state", "|u1", (1000, 128), codec, len(bomb)) + bomb, 1)
         with little_memory(8 * LIMIT), pytest.raises(DamagedData):
             decode(message, LIMIT)

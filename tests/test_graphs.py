@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +13,12 @@ from canal_mpi.topology.graphs import (
     Edges,
     by_host,
     check,
-    check_name,
+    check_topology_name,
     edges,
     from_text,
     is_file,
-    lonely,
 )
-from canal_mpi.topology.reach import degrees, diameter, unheard
+from canal_mpi.topology.spread import distances, neighbours, unheard
 
 SIZES = [*range(1, 9), 16, 33, 64, 70]
 NAMED = [*TOPOLOGIES, "random:1", "random:3", "hosts"]
@@ -28,39 +28,29 @@ def both_ways(*pairs: tuple[int, int]) -> Edges:
     return {edge for a, b in pairs for edge in ((a, b), (b, a))}
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", NAMED)
-def test_every_topology_joins_existing_agents_both_ways(name: str, size: int) -> None:
-    found = edges(name, size)
-    assert all(0 <= a < size and 0 <= b < size and a != b for a, b in found)
-    assert found == {(b, a) for a, b in found}
+def degrees(found: Edges, size: int) -> list[int]:
+    return [len(near) for near in neighbours(found, size)]
 
 
-@pytest.mark.parametrize("name", NAMED)
-def test_a_lone_agent_has_no_edges(name: str) -> None:
-    assert edges(name, 1) == set()
+def test_every_topology_joins_existing_agents_both_ways() -> None:
+    for name in NAMED:
+        for size in SIZES:
+            found = edges(name, size)
+            assert all(0 <= a < size and 0 <= b < size and a != b for a, b in found)
+            assert found == {(b, a) for a, b in found}
+        assert edges(name, 1) == set()
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_none_has_no_edges(size: int) -> None:
-    assert edges("none", size) == set()
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_full_joins_everybody_with_everybody(size: int) -> None:
-    assert len(edges("full", size)) == size * (size - 1)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_ring_gives_everybody_the_neighbours_beside_it(size: int) -> None:
-    heard = {a: {b for b, c in edges("ring", size) if c == a} for a in range(size)}
-    for agent in range(size):
-        assert heard[agent] == {(agent - 1) % size, (agent + 1) % size} - {agent}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_star_has_agent_0_in_the_middle(size: int) -> None:
-    assert edges("star", size) == both_ways(*((0, a) for a in range(1, size)))
+def test_none_full_ring_star_and_tree_at_every_size() -> None:
+    for size in SIZES:
+        assert edges("none", size) == set()
+        assert len(edges("full", size)) == size * (size - 1)
+        heard = {a: {b for b, c in edges("ring", size) if c == a} for a in range(size)}
+        for agent in range(size):
+            assert heard[agent] == {(agent - 1) % size, (agent + 1) % size} - {agent}
+        assert edges("star", size) == both_ways(*((0, a) for a in range(1, size)))
+        assert len(edges("tree", size)) == 2 * (size - 1)
+        assert max(degrees(edges("tree", size), size)) <= 3
 
 
 def test_small_topologies_literally() -> None:
@@ -76,15 +66,8 @@ def test_two_agents_are_joined_by_every_topology_but_none() -> None:
 
 
 @given(st.sampled_from([name for name in NAMED if name != "none"]), st.integers(1, 70))
-def test_everybody_reaches_everybody(name: str, size: int) -> None:
+def test_every_agent_reaches_all_others(name: str, size: int) -> None:
     assert unheard(edges(name, size), size) == {}
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_tree_has_an_edge_less_than_agents_and_two_children_at_most(size: int) -> None:
-    found = edges("tree", size)
-    assert len(found) == 2 * (size - 1)
-    assert max(degrees(found, size)) <= 3
 
 
 @given(st.integers(1, 70))
@@ -110,7 +93,9 @@ def test_agents_of_a_hypercube_differ_in_one_bit(size: int) -> None:
 
 
 @given(st.integers(1, 70), st.integers(1, 80), st.integers(0, 2**63 - 1))
-def test_a_random_graph_gives_everybody_enough_neighbours(size: int, least: int, seed: int) -> None:
+def test_a_random_graph_gives_all_agents_enough_neighbours(
+    size: int, least: int, seed: int
+) -> None:
     found = edges(f"random:{least}", size, seed)
     assert found == both_ways(*found)
     assert unheard(found, size) == {}
@@ -123,14 +108,14 @@ def test_a_random_graph_depends_on_the_seed_alone() -> None:
     assert edges("random:3", 20, 5) != edges("random:3", 20, 6)
 
 
-@pytest.mark.parametrize("name", ["random", "random:", "random:x", "random:0", "random:-1"])
-def test_a_random_graph_without_a_proper_number_is_refused(name: str) -> None:
-    for refuse in (check_name, lambda text: edges(text, 5)):
-        with pytest.raises(UsageError) as caught:
-            refuse(name)
-        assert str(caught.value) == (
-            f"topology '{name}': expected the least number of neighbours, as in random:3."
-        )
+def test_a_random_graph_without_a_proper_number_is_refused() -> None:
+    for name in ("random", "random:", "random:x", "random:0", "random:-1"):
+        for refuse in (check_topology_name, lambda text: edges(text, 5)):
+            with pytest.raises(UsageError) as caught:
+                refuse(name)
+            assert str(caught.value) == (
+                f"topology '{name}': expected the least number of neighbours, as in random:3."
+            )
 
 
 @given(st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=40))
@@ -138,7 +123,7 @@ def test_hosts_are_full_inside_and_joined_by_one_bridge_each(hosts: list[str]) -
     size = len(hosts)
     found = edges("hosts", size, hosts=hosts)
     assert found == both_ways(*found)
-    assert diameter(found, size) <= 3
+    assert max(map(max, distances(found, size))) <= 3
     assert unheard(found, size) == {}
     inside = {(a, b) for a in range(size) for b in range(size) if a != b and hosts[a] == hosts[b]}
     assert inside <= found
@@ -151,19 +136,9 @@ def test_bridges_are_spread_over_the_agents_of_a_host() -> None:
     assert found == both_ways((0, 1), (2, 3), (4, 5), (0, 2), (1, 4), (3, 5))
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_lonely_agents_are_those_without_an_edge(size: int) -> None:
-    assert lonely(edges("none", size), size) == list(range(size))
-    assert lonely(edges("ring", size), size) == ([0] if size == 1 else [])
-    assert lonely({(0, 2)}, 4) == [1, 3]
-
-
 def test_a_file_may_hold_arrows_comments_and_empty_lines() -> None:
     text = "# who hears whom\n0 1\n\n  1 -> 2  # an arrow\n2->0\n\t3\t4\r\n#\n"
     assert from_text(text, 5, "it") == {(0, 1), (1, 2), (2, 0), (3, 4)}
-
-
-def test_a_file_without_edges_is_a_topology_too() -> None:
     assert from_text("# nothing\n", 5, "it") == set()
 
 
@@ -173,42 +148,30 @@ def test_edges_are_read_from_a_file(tmp_path: Path) -> None:
     assert edges(str(path), 2) == {(0, 1), (1, 0)}
 
 
-@pytest.mark.parametrize(
-    ("text", "size", "message"),
-    [
-        (
-            "0 1\n# five agents\n1 7\n",
-            5,
-            "it, line 3: agent 7 does not exist: this run has agents 0 to 4 (mpirun -np 5).",
-        ),
-        (
-            "7 1\n",
-            5,
-            "it, line 1: agent 7 does not exist: this run has agents 0 to 4 (mpirun -np 5).",
-        ),
-        ("0 5", 5, "it, line 1: agent 5 does not exist: this run has agents 0 to 4"),
-        ("0 1\n", 1, "it, line 1: agent 1 does not exist: this run has agent 0 only"),
-        ("0 1\n1 0\n0 -> 1", 5, "it, line 3: the edge 0 1 is there already; remove one."),
-        ("0 1\n2 2\n", 5, "it, line 2: agent 2 can't hear itself; remove the edge."),
-        ("0 1\nring\n", 5, "it, line 2: found 'ring'; expected two agents, as in '0 1'."),
-        ("0 1 2", 5, "it, line 1: found '0 1 2'; expected two agents"),
-        ("0", 5, "it, line 1: found '0'; expected two agents"),
-        ("\n\n-1 0", 5, "it, line 3: found '-1 0'; expected two agents"),
-        ("0.5 1", 5, "it, line 1: found '0.5 1'; expected two agents"),
-        ("0,1", 5, "it, line 1: found '0,1'; expected two agents"),
-        ("² 1", 5, "it, line 1: found '² 1'; expected two agents"),
-        ("0 <- 1  # back", 5, "it, line 1: found '0 <- 1  # back'; expected two agents"),
-    ],
-)
-def test_a_wrong_line_is_named_with_what_is_wrong(text: str, size: int, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        from_text(text, size, "it")
-    assert str(caught.value).startswith(message)
+WRONG_LINES = [
+    ("0 1\n# five agents\n1 7\n", 5, "3: agent 7 does not exist: this run has agents 0 to 4"),
+    ("7 1\n", 5, "1: agent 7 does not exist: this run has agents 0 to 4 (mpirun -np 5)."),
+    ("0 5", 5, "1: agent 5 does not exist: this run has agents 0 to 4"),
+    ("0 1\n", 1, "1: agent 1 does not exist: this run has agent 0 only"),
+    ("0 1\n1 0\n0 -> 1", 5, "3: the edge 0 1 is there already; remove one."),
+    ("0 1\n2 2\n", 5, "2: agent 2 can't hear itself; remove the edge."),
+    ("0 1\nring\n", 5, "2: found 'ring'; expected two agents, as in '0 1'."),
+    ("0 1 2", 5, "1: found '0 1 2'; expected two agents"),
+    ("0", 5, "1: found '0'; expected two agents"),
+    ("\n\n-1 0", 5, "3: found '-1 0'; expected two agents"),
+    ("0.5 1", 5, "1: found '0.5 1'; expected two agents"),
+    ("0,1", 5, "1: found '0,1'; expected two agents"),
+    ("² 1", 5, "1: found '² 1'; expected two agents"),
+    ("0 <- 1  # back", 5, "1: found '0 <- 1  # back'; expected two agents"),
+    ("0 " + "9" * 5000, 5, "1: found '0 999"),
+]
 
 
-def test_an_agent_with_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(UsageError):
-        from_text("0 " + "9" * 5000, 5, "it")
+def test_a_wrong_line_is_named_with_what_is_wrong() -> None:
+    for text, size, message in WRONG_LINES:
+        with pytest.raises(UsageError) as caught:
+            from_text(text, size, "it")
+        assert str(caught.value).startswith(f"it, line {message}")
 
 
 def test_a_wrong_line_names_its_file(tmp_path: Path) -> None:
@@ -249,27 +212,76 @@ def test_files_are_told_from_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert edges("mine", 2) == {(0, 1)}
 
 
+WATTS = "watts_strogatz_graph"
 KNOWN = "full, grid, hosts, hypercube, line, none, random:K, ring, star, torus, tree"
 
 
-@pytest.mark.parametrize(("name", "meant"), [("rign", "ring"), ("Full", "full"), ("strar", "star")])
-def test_an_unknown_name_suggests_the_closest(name: str, meant: str) -> None:
+def refusal(name: str, size: int = 5) -> str:
     with pytest.raises(UsageError) as caught:
-        edges(name, 5)
-    assert str(caught.value) == (
-        f"unknown topology '{name}'; did you mean '{meant}'? known: {KNOWN}."
-    )
+        edges(name, size)
+    return str(caught.value)
 
 
-def test_a_name_like_no_other_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError) as caught:
-        edges("moebius", 5)
-    assert str(caught.value) == f"unknown topology 'moebius'; known: {KNOWN}."
+def test_an_unknown_name_suggests_the_closest_and_lists_the_known_ones() -> None:
+    rest = f"known: {KNOWN}, or a generator of networkx."
+    close = {"rign": "ring", "Full": "full", "strar": "star", "watts_strogatz:k=2": WATTS}
+    for name, meant in close.items():
+        head = name.partition(":")[0]
+        assert refusal(name) == f"unknown topology '{head}'; did you mean '{meant}'? {rest}"
+    assert refusal("moebius") == f"unknown topology 'moebius'; {rest}"
+    assert "unknown topology" in refusal("a" * 300)
 
 
-def test_a_very_long_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown topology"):
-        edges("a" * 300, 5)
+# ── networkx ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_generator_of_networkx_is_a_topology() -> None:
+    assert edges("cycle_graph", 6) == edges("ring", 6)
+    assert edges("star_graph:n=4", 5) == edges("star", 5)
+    assert edges("hypercube_graph:n=3", 8) == edges("hypercube", 8)
+    assert edges("grid_2d_graph:m=2,n=3", 6) == edges("grid", 6)
+    assert len(edges("petersen_graph", 10)) == 30
+    directed = edges("gn_graph", 8)
+    assert len(directed) == 7 and not directed & {(b, a) for a, b in directed}
+    assert all(a != b for a, b in edges("scale_free_graph", 20))
+
+
+def test_a_random_generator_gets_the_seed_of_the_job() -> None:
+    name = f"{WATTS}:k=2,p=0.5"
+    check_topology_name(name)
+    assert edges(name, 20, 5) == edges(name, 20, 5) == both_ways(*edges(name, 20, 5))
+    assert edges(name, 20, 5) != edges(name, 20, 6)
+    assert edges(f"{name},seed=6", 20, 5) == edges(name, 20, 6)
+    assert edges("random_geometric_graph:radius=2", 5, 2**63 - 1) == edges("full", 5)
+
+
+def test_what_is_wrong_with_a_generator_is_said() -> None:
+    for name, words in {
+        WATTS: f"topology '{WATTS}' needs parameters: {WATTS}:k=…,p=….",
+        f"{WATTS}:k=2,tires=3": "no parameter 'tires'; known: n, k, p, seed.",
+        f"{WATTS}:k=2,P=3": "no parameter 'P'; did you mean 'p'? known: n, k, p, seed.",
+        f"{WATTS}:k=two,p=0.1": "found 'two'; expected a number.",
+        f"{WATTS}:k=2,p=nan": "found 'nan'; expected a number.",
+        f"{WATTS}:k=2,p=": "found ''; expected a number.",
+        f"{WATTS}:k=9,p=0.1": "with 5 agents: k>n, choose smaller k or larger n.",
+        "petersen_graph": "found 10 nodes; expected 5, one per agent.",
+        "star_graph": "found 6 nodes; expected 5, one per agent; n may be given: n=….",
+        "hypercube_graph": "needs parameters: hypercube_graph:n=….",
+        "random_powerlaw_tree_sequence": "found a list; expected a graph.",
+        "line_graph:G=2": "with 5 agents: ",
+    }.items():
+        assert words in refusal(name)
+
+
+def test_our_own_names_do_not_load_networkx() -> None:
+    program = "import sys; from canal_mpi.topology import graphs, spread, exchange\n"
+    program += "for name in [*graphs.TOPOLOGIES, 'random:3', 'hosts']: graphs.edges(name, 8)\n"
+    program += "print('networkx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
+# ── from outside ───────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -291,22 +303,16 @@ def test_a_topology_may_come_from_outside(outside: str) -> None:
     assert edges(f"{outside}:line", 4) == {(0, 1), (1, 2), (2, 3)}
 
 
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        ("beyond", "agent 5 does not exist"),
-        ("negative", "agent -1 does not exist"),
-        ("mirror", "agent 1 can't hear itself"),
-    ],
-)
-def test_a_topology_from_outside_is_checked(outside: str, function: str, reason: str) -> None:
-    with pytest.raises(UsageError, match=f"topology '{outside}:{function}': {reason}"):
-        edges(f"{outside}:{function}", 5)
-
-
-def test_a_topology_from_outside_that_gives_no_edges_at_all_is_refused(outside: str) -> None:
-    with pytest.raises(UsageError):
-        edges(f"{outside}:nothing", 5)
+def test_a_topology_from_outside_is_checked(outside: str) -> None:
+    for function, reason in {
+        "beyond": "agent 5 does not exist",
+        "negative": "agent -1 does not exist",
+        "mirror": "agent 1 can't hear itself",
+        "nothing": "found None; expected pairs of agents",
+    }.items():
+        assert refusal(f"{outside}:{function}").startswith(
+            f"topology '{outside}:{function}': {reason}"
+        )
 
 
 def test_checked_edges_are_a_set_of_their_own() -> None:

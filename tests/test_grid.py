@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,119 +10,139 @@ from typing import Any
 import pytest
 from madeup import write_run
 
+from canal_mpi.commands.experiments import warn_of_others
+from canal_mpi.config import from_toml
 from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.experiments import sweep
+from canal_mpi.experiments.points import INDEX, Point, check_same_job, load_points, name_of, save
+from canal_mpi.experiments.runner import slurm_script
+from canal_mpi.experiments.sweep import Axis, Choice
 from canal_mpi.results.files import NAME
-from canal_mpi.sweep import grid, slurm
-from canal_mpi.sweep.folder import load_points, save
-from canal_mpi.sweep.grid import Axis, Choice, Point, points_of
 
 SMOKE = {"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "rotate"}
 
 
 def points(*axes: Axis, **flags: Any) -> list[Point]:
-    return points_of(axes, SMOKE | flags, None)
+    return sweep.grid(axes, SMOKE | flags)
 
 
 def test_every_combination_is_a_point_and_the_last_axis_varies_fastest() -> None:
-    found = points(
-        grid.named("topology", "share.topology", ["full", "ring"]), grid.seeds("2", first=1)
-    )
+    topologies = sweep.named("topology", "share.topology", ["full", "ring"])
+    found = points(topologies, sweep.seeds("2", first=1))
     assert [p.name for p in found] == ["full_seed-1", "full_seed-2", "ring_seed-1", "ring_seed-2"]
     assert [p.job.share.topology for p in found] == ["full", "full", "ring", "ring"]
     assert [p.job.seed for p in found] == [1, 2, 1, 2]
-    assert {p.ranks for p in found} == {grid.AGENTS}
-    assert found[3].settings == {"topology": "ring", "seed": "2"}
+    assert {p.ranks for p in found} == {sweep.DEFAULT_AGENTS}
+    assert found[3].settings == {"topology": "ring", "seed": "2"} and found[3].group == "ring"
+    assert [p.name for p in points(name="mine")] == ["mine"]  # nothing is varied
 
 
 def test_any_setting_is_varied_lists_too() -> None:
-    found = points(grid.varied("learn.lr=0.001,0.01"), grid.varied("learn.widths=[32],[64,64]"))
+    found = points(sweep.varied("learn.lr=0.001,0.01"), sweep.varied("learn.widths=[32],[64,64]"))
     assert [p.name for p in found][:2] == ["lr-0.001_widths-32", "lr-0.001_widths-64-64"]
     assert found[1].job.learn.widths == (64, 64) and found[2].job.learn.lr == 0.01
-    assert [p.job.reuse.mode for p in points(grid.varied("reuse.mode=mix, replay"))] == [
-        "mix",
-        "replay",
-    ]
+    modes = [p.job.reuse.mode for p in points(sweep.varied("reuse.mode=mix, replay"))]
+    assert modes == ["mix", "replay"]
 
 
-def test_seeds_are_counted_from_the_jobs_own_or_named() -> None:
-    assert [c.label for c in grid.seeds("3", first=5).choices] == ["5", "6", "7"]
-    assert [c.label for c in grid.seeds("4,7", first=5).choices] == ["4", "7"]
+def test_seeds_are_counted_or_named_and_numbers_of_agents_varied() -> None:
+    assert [c.label for c in sweep.seeds("3", first=5).choices] == ["5", "6", "7"]
+    assert [c.label for c in sweep.seeds("4,7", first=5).choices] == ["4", "7"]
+    found = [(p.name, p.ranks) for p in points(sweep.agents("2,3"))]
+    assert found == [("agents-2", 2), ("agents-3", 3)]
 
 
-def test_numbers_of_agents_are_varied() -> None:
-    assert [(p.name, p.ranks) for p in points(grid.agents("2,3"))] == [
-        ("agents-2", 2),
-        ("agents-3", 3),
-    ]
-
-
-def test_a_sweep_of_nothing_is_one_run_of_the_job() -> None:
-    assert [p.name for p in points(name="mine")] == ["mine"]
-
-
-def test_mixes_of_hosts_are_used_or_played(tmp_path: Path) -> None:
+def test_mixes_of_hosts_are_used_or_emulated(tmp_path: Path) -> None:
     (tmp_path / "a.hosts").write_text("xavier-1 2\nnano-1 speed=0.5\n")
     (tmp_path / "b.hosts").write_text("nano-[1-2]\nxavier-1 env-server\n")
     pattern = [str(tmp_path / "*.hosts")]
-    played = points(grid.hostfiles(pattern, emulate=True))
+    played = points(sweep.hostfiles(pattern, emulate=True))
     assert [(p.name, p.ranks, p.servers) for p in played] == [("a", 3, 0), ("b", 3, 1)]
     assert played[0].job.emulate == ("xavier-1", "xavier-1", "nano-1@0.5")
     assert played[0].hosts == ()
     with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
-        grid.hostfiles(pattern, emulate=False)
-    real = points(grid.hostfiles(pattern, emulate=False, shared_disk=True))
+        sweep.hostfiles(pattern, emulate=False)
+    real = points(sweep.hostfiles(pattern, emulate=False, shared_disk=True))
     assert [host.name for host in real[0].hosts] == ["xavier-1", "nano-1"]
     assert real[0].job.emulate == ()
 
 
 def test_long_and_odd_settings_still_make_different_names_of_folders() -> None:
     long = [f"module_{'x' * 90}:{k}" for k in "ab"]
-    names = {grid.name_of({"policy": label, "seed": "1"}) for label in [*long, "a/b", "../c"]}
+    names = {name_of({"policy": label, "seed": "1"}) for label in [*long, "a/b", "../c"]}
     assert len(names) == 4
     assert all(NAME.fullmatch(name) for name in names)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: grid.seeds("0", 1), "expected how many"),
-        (lambda: grid.seeds("00", 1), "expected how many"),
-        (lambda: grid.seeds("9" * 5000, 1), "expected how many"),
-        (lambda: grid.agents("9" * 5000), "expected numbers of agents"),
-        (lambda: grid.seeds("1,x", 1), "or which, as in 4,7,9"),
-        (lambda: grid.agents("0"), "expected numbers of agents"),
-        (lambda: grid.varied("learn.lr"), "expected a setting and values"),
-        (lambda: grid.hostfiles(["/nowhere/*.hosts"], True), "there is no such file"),
-        (lambda: points(grid.varied("learn.rl=1,2")), "did you mean 'learn.lr'"),
-        (lambda: points(grid.varied("learn.lr=1,1")), "name each value once"),
+def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: sweep.seeds("0", 1), "expected how many"),
+        (lambda: sweep.seeds("00", 1), "expected how many"),
+        (lambda: sweep.seeds("9" * 5000, 1), "expected how many"),
+        (lambda: sweep.agents("9" * 5000), "expected numbers of agents"),
+        (lambda: sweep.seeds("1,x", 1), "or which, as in 4,7,9"),
+        (lambda: sweep.agents("0"), "expected numbers of agents"),
+        (lambda: sweep.varied("learn.lr"), "expected a setting and values"),
+        (lambda: sweep.hostfiles(["/nowhere/*.hosts"], True), "there is no such file"),
+        (lambda: points(sweep.varied("learn.rl=1,2")), "did you mean 'learn.lr'"),
+        (lambda: points(sweep.varied("learn.lr=1,1")), "name each value once"),
         (lambda: points(*[Axis(str(k), [Choice("a")] * 99) for k in range(3)]), "at most 10000"),
-    ],
-)
-def test_a_wrong_grid_is_refused_before_anything_runs(make: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        make()
+    ]
+    for make, words in wrong:
+        with pytest.raises(UsageError, match=words):
+            make()
 
 
 def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
-    few, more = points(grid.seeds("1", 1)), points(grid.seeds("2", 1))
-    save(tmp_path, few)
-    assert load_points(tmp_path) == few
-    save(tmp_path, more)
-    assert load_points(tmp_path) == more
+    few, more = points(sweep.seeds("1", 1)), points(sweep.seeds("2", 1))
     wide = [replace(point, network="10.0.0.0/24") for point in few]
-    save(tmp_path, wide)
-    assert load_points(tmp_path) == wide
+    for kept in (few, more, wide):
+        save(tmp_path, "sweep", kept)
+        assert load_points(tmp_path, "sweep") == kept
+
+
+def test_a_later_sweep_of_a_folder_tells_what_is_no_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, more = points(sweep.seeds("1,2", 1)), points(sweep.seeds("2,3", 1))
+    save(tmp_path, "sweep", few)
+    warn_of_others(tmp_path, more)
+    said = capsys.readouterr().err
+    assert "1 points of an earlier sweep (seed-1 …) are no part of this one" in said
+    warn_of_others(tmp_path, few[::-1])
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
-    write_run(tmp_path / "seed-1")
+    run = write_run(tmp_path / "seed-1")
     with pytest.raises(UsageError, match="is a run of another job"):
-        save(tmp_path, points(grid.seeds("1", 1)))
+        save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
+    job = from_toml((run / "job.toml").read_text())
+    assert check_same_job(run, Point("seed-1", job, 2)) == "finished"
+    with pytest.raises(UsageError, match="agents: 2 there, 5 here"):
+        check_same_job(run, Point("seed-1", job, 5))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_a_run_without_sharing_counts_however_lessons_are_used(tmp_path: Path) -> None:
+    """The temperature is that of rehearsal, too."""
+    for policy, setting, refused in (
+        ("none", "updates", False),
+        ("exact", "updates", True),
+        ("none", "temperature", True),
+    ):
+        run = write_run(tmp_path / f"{policy}-{setting}", share=policy == "exact")
+        job = from_toml((run / "job.toml").read_text())
+        change: Any = {setting: 9.0}
+        point = Point("run", replace(job, reuse=replace(job.reuse, **change)), 2)
+        if refused:
+            with pytest.raises(UsageError, match=rf"reuse\.{setting}"):
+                check_same_job(run, point)
+        else:
+            assert check_same_job(run, point) == "finished"
+
+
+def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [
         {"name": "../x"},
         {"ranks": 0},
         {"ranks": 10**9},
@@ -129,34 +150,53 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
         {"ranks": "many"},
         {"ranks": float("inf")},
         {"settings": []},
+        {"settings": {"name": "a\n| b |"}},
         {"hosts": ["no host!"]},
         {"network": "-x"},
-    ],
-)
-def test_what_the_folder_says_is_checked(change: dict[str, Any], tmp_path: Path) -> None:
-    save(tmp_path, points(grid.seeds("1", 1)))
-    facts = json.loads((tmp_path / "sweep.json").read_text())
-    facts["points"][0] |= change
-    (tmp_path / "sweep.json").write_text(json.dumps(facts))
-    with pytest.raises((DamagedData, UsageError)):
-        load_points(tmp_path)
-
-
-def test_a_sweep_without_points_is_damaged(tmp_path: Path) -> None:
-    (tmp_path / "sweep.json").write_text('{"points": []}')
-    with pytest.raises(DamagedData, match="0 points"):
-        load_points(tmp_path)
-
-
-def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:
+    ]
+    save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
+    facts = json.loads((tmp_path / INDEX).read_text())
+    broken = [facts | {"points": [facts["points"][0] | change]} for change in changes]
+    broken += [facts | {"points": []}, facts | {"points": facts["points"] * 2}]
+    broken += [facts | {"kind": "other"}, {"points": facts["points"]}, {"kind": ["sweep"]}]
+    for wrong in broken:
+        (tmp_path / INDEX).write_text(json.dumps(wrong))
+        with pytest.raises((DamagedData, UsageError)):
+            load_points(tmp_path, "sweep")
+    (tmp_path / INDEX).unlink()
     with pytest.raises(UsageError, match="holds no sweep"):
-        load_points(tmp_path)
+        load_points(tmp_path, "sweep")
 
 
-def test_the_slurm_script_has_the_numbers_of_the_sweep(tmp_path: Path) -> None:
-    file, folder = tmp_path / "x.sbatch", tmp_path / "my sweep"
-    slurm.write_script(file, folder, points(grid.agents("2,7"), grid.seeds("2", 1)))
+def test_a_damaged_job_file_is_named_and_a_published_one_is_beside_its_run(tmp_path: Path) -> None:
+    found = points(sweep.seeds("1", 1))
+    save(tmp_path, "sweep", found)
+    file = tmp_path / "jobs/seed-1.toml"
     text = file.read_text()
+    for wrong, words in (
+        ("foo = [", r"seed-1\.toml is not as canal-mpi writes it: "),
+        ('[train]\nsteps = "many"', r"seed-1\.toml is not as .*train\.steps = 'many'"),
+    ):
+        file.write_text(wrong)
+        with pytest.raises(DamagedData, match=words):
+            load_points(tmp_path, "sweep")
+    file.unlink()
+    with pytest.raises(DamagedData, match=r"seed-1\.toml can't be read: No such file"):
+        load_points(tmp_path, "sweep")
+    (tmp_path / "seed-1").mkdir()
+    (tmp_path / "seed-1/job.toml").write_text(text)
+    assert load_points(tmp_path, "sweep") == found
+
+
+def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="order 'canal' knows the ten games only"):
+        save(tmp_path / "new", "sweep", points(sweep.seeds("1", 1), order="canal"))
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_slurm_script_has_the_numbers_of_the_experiment(tmp_path: Path) -> None:
+    folder = tmp_path / "my sweep"
+    text = slurm_script("study", folder, points(sweep.agents("2,7"), sweep.seeds("2", 1)))
     assert "#SBATCH --array=0-3\n" in text and "#SBATCH --ntasks=7\n" in text
-    assert f"sweep='{folder}'\n" in text
+    assert f"folder='{folder}'\n" in text and "\ncommand=study\n" in text
     assert f"\nVENV=${{VENV:-{sys.prefix}}}\n" in text

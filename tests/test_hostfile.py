@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import ROOT
 
-from canal_mpi.cluster.hostfile import Host, convert, is_here, parse_hosts, read_hosts, total
 from canal_mpi.errors import UsageError
+from canal_mpi.launch.hostfile import Host, convert, is_here, parse_hosts, read_hosts, total
 
 DESCRIPTIONS = sorted((ROOT / "hostfiles").glob("*.hosts"))
 
 
-@pytest.mark.parametrize("path", DESCRIPTIONS, ids=lambda p: p.stem)
-@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
-def test_the_hostfiles_that_lie_here_are_those_of_their_description(path: Path, kind: str) -> None:
-    made = path.with_suffix(f".{kind}").read_text()
-    assert made == convert(path.read_text(), str(path), kind)
-    plain = [(host.name, host.ranks) for host in read_hosts(path)]
-    assert [(host.name, host.ranks) for host in parse_hosts(made, "made")] == plain
+def test_the_hostfiles_that_lie_here_are_those_of_their_description() -> None:
+    for path in DESCRIPTIONS:
+        plain = [(host.name, host.ranks) for host in read_hosts(path)]
+        for kind in ("openmpi", "mpich"):
+            made = path.with_suffix(f".{kind}").read_text()
+            assert made == convert(path.read_text(), str(path), kind)
+            assert [(host.name, host.ranks) for host in parse_hosts(made, "made")] == plain
 
 
 def test_no_hostfile_is_without_its_description() -> None:
@@ -29,19 +29,16 @@ def test_no_hostfile_is_without_its_description() -> None:
     assert {"laptop", "nano5", "xavier1", "nano4-xavier1", "nano3-xavier2", "x86-2"} <= made
 
 
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
+def test_hosts_are_read_from_every_syntax() -> None:
+    for text, hosts in [
         ("a\nb 2 # two\n\n# nothing", [Host("a"), Host("b", 2)]),
         ("a slots=3 max_slots=4", [Host("a", 3)]),
         ("a:3\nb:1", [Host("a", 3), Host("b")]),
         ("n-[08-10] 2", [Host("n-08", 2), Host("n-09", 2), Host("n-10", 2)]),
         ("n[1-2].lab", [Host("n1.lab"), Host("n2.lab")]),
         ("a\nx 2 env-server", [Host("a"), Host("x", 2, True)]),
-    ],
-)
-def test_hosts_are_read_from_every_syntax(text: str, hosts: list[Host]) -> None:
-    assert parse_hosts(text, "file") == hosts
+    ]:
+        assert parse_hosts(text, "file") == hosts
 
 
 def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
@@ -49,27 +46,24 @@ def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
     assert (total(hosts), total(hosts, serving=True)) == (5, 2)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_a_wrong_line_is_named_with_what_was_expected() -> None:
+    for text, words in [
         ("", "names no host"),
-        ("a\na", "host a is there twice"),
+        ("a\na", "host a is listed twice"),
         ("a two", "line 1: 'two' is not understood"),
         ("a env-sever", "did you mean 'env-server'"),
         ("a 0", "1 to 4096 ranks"),
         ("a " + "9" * 5000, "1 to 4096 ranks"),
-        ("a-[1-4000]\nb-[1-4000]\n" * 99, "more than the 4096 hosts"),
+        ("a-[1-4000]\nb-[1-4000]\n" * 99, "more than the maximum of 4096 hosts"),
         ("a 1 2", "1 to 4096 ranks"),
         ("a:b", "1 to 4096 ranks"),
-        ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is no name of a host"),
+        ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is not a host name"),
         ("n-[3-1]", "the range must go up"),
         ("x env-server\na", "come last; move x down"),
         ("x env-server", "no agent would be left"),
-    ],
-)
-def test_a_wrong_line_is_named_with_what_was_expected(text: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words.replace("[", r"\[")):
-        parse_hosts(text, "file")
+    ]:
+        with pytest.raises(UsageError, match=words.replace("[", r"\[")):
+            parse_hosts(text, "file")
 
 
 def test_this_machine_is_known_by_name_and_address() -> None:

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from canal_mpi import config
+from canal_mpi.config import on_host
 from canal_mpi.errors import RanksDiffer, UsageError
-from canal_mpi.hosts import on_host
-from canal_mpi.job import Job
-from canal_mpi.learn import device
-from canal_mpi.rank.places import check_checkpoint, check_places, crowded
+from canal_mpi.learn import networks as device
+from canal_mpi.rank.plan import check_equal_envs, crowded
+from canal_mpi.rank.resume import check_num_envs
+from canal_mpi.settings import Job
 
 TEXT = """
 [hosts."nano-1"]
@@ -33,7 +34,7 @@ def job_of(tmp_path: Path, flags: dict[str, object] | None = None, text: str = T
 def test_the_first_rule_that_matches_decides_each_setting(tmp_path: Path) -> None:
     job = job_of(tmp_path)
     one, two = on_host(job, "nano-1"), on_host(job, "nano-2.lab.example")
-    assert (one.learn.threads, one.train.envs) == (2, 2)
+    assert (one.learn.threads, one.train.num_envs) == (2, 2)
     assert (two.learn.threads, two.learn.device) == (4, "cpu")
     assert on_host(job, "xavier-1").learn.device == "auto"
     assert on_host(job, "node-7") == job
@@ -48,9 +49,9 @@ def test_rules_come_back_from_toml(tmp_path: Path) -> None:
 def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
     job = job_of(tmp_path, {"hosts.nano-*.threads": 1, "hosts.x.envs": 3})
     assert on_host(job, "nano-2").learn.threads == 1
-    assert on_host(job, "nano-2").train.envs == 2
-    assert on_host(job, "x").train.envs == 3
-    assert on_host(config.changed(job, {"hosts.x.envs": 5}, {}), "x").train.envs == 5
+    assert on_host(job, "nano-2").train.num_envs == 2
+    assert on_host(job, "x").train.num_envs == 3
+    assert on_host(config.changed(job, {"hosts.x.envs": 5}, {}), "x").train.num_envs == 5
 
 
 @pytest.mark.parametrize(
@@ -76,30 +77,30 @@ def test_a_setting_without_a_host_is_refused(tmp_path: Path) -> None:
 
 def test_agents_that_meet_inside_a_task_need_as_many_environments(tmp_path: Path) -> None:
     hosts = ["nano-1", "xavier-1"]
-    check_places(job_of(tmp_path), hosts)
+    check_equal_envs(job_of(tmp_path), hosts)
     with pytest.raises(UsageError, match="2 on nano-1, 1 on xavier-1"):
-        check_places(job_of(tmp_path, {"sync.mode": "blend"}), hosts)
+        check_equal_envs(job_of(tmp_path, {"sync.mode": "weights"}), hosts)
 
 
 def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
-    cards = [{"host": "nano-1", "cores": "4"}, {"host": "nano-2", "cores": "2"}]
-    assert [words.split()[0] for words in crowded(job_of(tmp_path), cards)] == ["nano-2"]
+    host_info = [{"host": "nano-1", "cores": "4"}, {"host": "nano-2", "cores": "2"}]
+    assert [words.split()[0] for words in crowded(job_of(tmp_path), host_info)] == ["nano-2"]
 
 
 def test_an_agent_goes_on_with_as_many_environments_as_it_was_saved_with() -> None:
     state = {"own/cursor": np.zeros(2, dtype=np.int64)}
-    check_checkpoint(state, 2, 0, "a")
+    check_num_envs(state, 2, 0, "a")
     with pytest.raises(RanksDiffer, match=r"agent 0 was saved with 2 .* --set hosts\.a\.envs=2"):
-        check_checkpoint(state, 1, 0, "a")
+        check_num_envs(state, 1, 0, "a")
 
 
 def test_auto_is_cuda_only_where_it_works(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device, "cuda_trouble", lambda: "")
-    assert device.choose("auto") == "cuda"
+    assert device.choose_device("auto") == "cuda"
     monkeypatch.setattr(device, "cuda_trouble", lambda: "no driver")
-    assert device.choose("auto") == "cpu"
+    assert device.choose_device("auto") == "cpu"
     assert "computing on the CPU, for no driver" in caplog.text
     with pytest.raises(UsageError, match=r"learn\.device = cuda, but no driver; use cpu or auto"):
-        device.choose("cuda")
+        device.choose_device("cuda")

@@ -1,43 +1,48 @@
 """`canal-mpi launch` with real ranks on this machine."""
 
+import fcntl
 import os
 import re
 import signal
 import subprocess
+import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import SMOKE, VENVS, environment, processes_with, run
 
-from canal_mpi.cluster.marker import status_of
+from canal_mpi.results.status import status_of
 
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
-LONG = (*SMOKE, "--frames", "2000000", "--set", "learn.algorithm=linear", "-q")
+LONG = (*SMOKE, "--frames", "2000000", "--set", "learn.widths=8", "-q")
 
 
 def test_the_command_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
     for name in ("openmpi", "mpich"):
-        words = ["launch", "-n", "3", "--dry-run", "--", "train", *SMOKE]
+        words = ["launch", "-n", "3", "--max-time", "2h", "--dry-run", "--", "train", *SMOKE]
         result = run([str(VENVS[name] / "bin" / "canal-mpi"), *words], name)
         assert result.code == 0, result.err
         assert f"{VENVS[name]}/bin/mpirun -np 3 " in result.out
-        assert f"{VENVS[name]}/bin/canal-mpi train --job smoke --name smoke-" in result.out
+        assert (
+            f"{VENVS[name]}/bin/canal-mpi train --job smoke --max-time 2h --name smoke-"
+            in result.out
+        )
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
+def test_a_wrong_request_is_one_message() -> None:
+    for words, complaint in [
         (("-n", "3", "--", "report", "x"), "launch starts train or evaluate, not 'report'"),
         (("--", "train"), "how many ranks? Give -n 5, or a --hostfile."),
         (("-n", "0", "--", "train"), "-n 0: expected at least one rank"),
         (("-n", "3", "--hostfile", "none", "--", "train"), "hostfile none can't be read"),
-    ],
-)
-def test_a_wrong_wish_is_one_message(words: tuple[str, ...], complaint: str) -> None:
-    result = run(["canal-mpi", "launch", *words])
-    assert result.code == 2
-    assert len(result.complaints) == 1 and complaint in result.complaints[0]
+        (("-n", "3", "--max-time", "1h", "--", "evaluate", "x"), "are for train, not for evaluate"),
+        (("-n", "3", "--max-time", "soon", "--", "train"), "--max-time soon: expected a time"),
+    ]:
+        result = run(["canal-mpi", "launch", *words])
+        assert result.code == 2
+        assert len(result.complaints) == 1 and complaint in result.complaints[0]
 
 
 def test_a_wrong_option_of_train_is_found_before_anything_starts() -> None:
@@ -56,16 +61,12 @@ def test_a_launched_run_is_finished_and_leaves_nothing(mpi: str, out: Path) -> N
     assert processes_with(str(out)) == []
 
 
-def begun(mpi: str, out: Path) -> "subprocess.Popen[str]":
+def begun(mpi: str, out: Path, **options: Any) -> "subprocess.Popen[str]":
     """A launch whose ranks have begun to train."""
     words = ["launch", "-n", "2", "--", "train", *LONG, "--out", str(out)]
-    process = subprocess.Popen(
-        [str(VENVS[mpi] / "bin" / "canal-mpi"), *words],
-        env=environment(mpi),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    command = [str(VENVS[mpi] / "bin" / "canal-mpi"), *words]
+    process = subprocess.Popen(command, env=environment(mpi), text=True, **pipes)
     end = time.monotonic() + 90
     while not list(out.glob("checkpoints/agent-*/round-*")) and time.monotonic() < end:
         time.sleep(0.2)
@@ -74,13 +75,81 @@ def begun(mpi: str, out: Path) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_lets_the_ranks_save(mpi: str, number: int, out: Path) -> None:
+def test_the_first_signal_lets_the_ranks_save(mpi: str, out: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        process = begun(mpi, out / str(number))
+        process.send_signal(number)
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 75, err
+        assert "everything is saved" in err and status_of(out / str(number)) == "stopped"
+
+
+@pytest.mark.mpi
+def test_the_ranks_save_when_the_terminal_is_closed(out: Path) -> None:
+    """The kernel sends SIGHUP, and what is printed from then on fails."""
+    master, terminal = os.openpty()
+
+    def take_terminal() -> None:
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = begun("openmpi", out, start_new_session=True, preexec_fn=take_terminal, **streams)
+    os.close(terminal)
+    os.close(master)
+    assert process.wait(90) == 75
+    assert status_of(out) == "stopped" and processes_with(str(out)) == []
+
+
+# With less time to save than users have.
+IMPATIENT = """
+from canal_mpi.entry import main
+from canal_mpi.launch import supervise
+supervise.SAVE_TIME = 4.0
+main()
+"""
+
+
+@pytest.mark.mpi
+def test_ranks_that_hang_are_killed_after_max_time(mpi: str, out: Path) -> None:
+    """Each rank hangs inside its environment: its own clock and heartbeat hang with it."""
+    job = (*SMOKE, *LAZY, "--tasks", "plugins:Hangs-v0", "--out", str(out))
+    words = ["launch", "-n", "2", "--max-time", "12s", "--", "train", *job]
+    result = run([str(VENVS[mpi] / "bin" / "python"), "-c", IMPATIENT, *words], mpi)
+    assert result.code == 76, result.err
+    assert 16 <= result.seconds < 40
+    assert len(result.complaints) == 1, result.err
+    assert "did not stop within 4 s after --max-time was over and were killed" in result.err
+    assert f"To resume: canal-mpi launch -n 2 --max-time 12s -- train --resume {out}" in result.err
+    assert processes_with(str(out)) == []
+
+
+@pytest.mark.mpi
+def test_a_killed_launch_leaves_no_folder_behind_the_next_one(mpi: str, out: Path) -> None:
+    """The ranks save and stop by themselves; the next start removes the folder they used."""
+    before = set(Path("/tmp").glob("canal-mpi-*"))
     process = begun(mpi, out)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=90)
-    assert process.returncode == 75, err
-    assert "everything is saved" in err and status_of(out) == "stopped"
+    (folder,) = set(Path("/tmp").glob("canal-mpi-*")) - before
+    process.kill()
+    process.communicate(timeout=90)
+    end = time.monotonic() + 60
+    while processes_with(str(out)) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert status_of(out) == "stopped" and folder.is_dir()
+    result = run(
+        ["canal-mpi", "launch", "-n", "2", "--", "train", "--resume", str(out), "--max-time", "5s"],
+        mpi,
+    )
+    assert result.code == 75, result.err
+    assert not folder.exists() and set(Path("/tmp").glob("canal-mpi-*")) <= before
+
+
+@pytest.mark.mpi
+def test_the_mpirun_of_another_mpi_gives_one_line(out: Path) -> None:
+    command = [str(VENVS["mpich"] / "bin" / "mpirun"), "-np", "2"]
+    command += [str(VENVS["openmpi"] / "bin" / "canal-mpi"), "train", *SMOKE, "--out", str(out)]
+    result = run(command, "mpich")
+    assert result.code == 78
+    assert "belong to different MPIs" in result.err and len(result.err.splitlines()) == 1
 
 
 @pytest.mark.mpi

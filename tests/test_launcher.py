@@ -6,30 +6,26 @@ import sys
 
 import pytest
 
-from canal_mpi.rank.launcher import Launcher, detect, terminal
+from canal_mpi.launcher import Launcher, detect, terminal
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "5"}
 MPICH = {"PMI_RANK": "0", "PMI_SIZE": "3"}
 SRUN = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
 
 
-@pytest.mark.parametrize(
-    ("environ", "launcher"),
-    [
+def test_a_launcher_is_known_by_its_variables() -> None:
+    for environ, launcher in [
         (OPEN_MPI, Launcher("Open MPI's mpirun", 2, 5)),
         (MPICH, Launcher("MPICH's mpirun", 0, 3)),
         (SRUN, Launcher("srun", 1, 4)),
         (SRUN | OPEN_MPI, Launcher("Open MPI's mpirun", 2, 5)),
         (SRUN | MPICH, Launcher("MPICH's mpirun", 0, 3)),
-    ],
-)
-def test_a_launcher_is_known_by_its_variables(environ: dict[str, str], launcher: Launcher) -> None:
-    assert detect(environ | {"HOME": "/root"}) == launcher
+    ]:
+        assert detect(environ | {"HOME": "/root"}) == launcher
 
 
-@pytest.mark.parametrize(
-    "environ",
-    [
+def test_anything_less_is_no_launcher() -> None:
+    for environ in [
         {},
         {"PMI_RANK": "0"},
         {"PMI_SIZE": "3"},
@@ -37,10 +33,8 @@ def test_a_launcher_is_known_by_its_variables(environ: dict[str, str], launcher:
         {"PMI_RANK": "zero", "PMI_SIZE": "3"},
         {"PMI_RANK": "-1", "PMI_SIZE": "3"},
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"},  # inside sbatch, without srun
-    ],
-)
-def test_anything_less_is_no_launcher(environ: dict[str, str]) -> None:
-    assert detect(environ) is None
+    ]:
+        assert detect(environ) is None
 
 
 def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +48,7 @@ def test_the_environment_of_the_process_counts(monkeypatch: pytest.MonkeyPatch) 
 
 def terminal_of(stdout: int) -> str:
     """What a process with that output takes for its terminal."""
-    program = "import sys; from canal_mpi.rank.launcher import terminal; "
+    program = "import sys; from canal_mpi.launcher import terminal; "
     program += "print(terminal(), file=sys.stderr)"
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMI_", "SLURM_"))}
     done = subprocess.run(

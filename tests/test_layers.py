@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from canal_mpi.job import LearnConfig
-from canal_mpi.learn.layers import DRAWN, Layers, Place
-from canal_mpi.learn.makers import Arrays
-from canal_mpi.learn.modules import Modules
-from canal_mpi.types import Spaces
+from canal_mpi.interfaces import Spaces
+from canal_mpi.learn.fast_mlp import DRAWN, FastBackend, Layers, Place
+from canal_mpi.learn.networks import TorchBackend
+from canal_mpi.settings import LearnConfig
 
 SEEDS = (0, 1, 12345, 2**32 - 1, 2**32 + 5, 2**63 - 1)
 
@@ -29,10 +28,10 @@ def test_parameters_lie_as_in_a_module() -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 1), (1, 15), (2, 3), (16, 1), (5, 7), (128, 18), (128, 128), (300, DRAWN // 256)]
 )
-def test_the_first_weights_of_a_layer_are_torchs(shape: tuple[int, int], seed: int) -> None:
+def test_the_initial_params_of_a_layer_are_torchs(shape: tuple[int, int], seed: int) -> None:
     torch.manual_seed(seed)
     wanted = [p.detach().numpy().reshape(-1) for p in nn.Linear(*shape).parameters()]
-    np.testing.assert_array_equal(Layers(shape).first_weights(seed), np.concatenate(wanted))
+    np.testing.assert_array_equal(Layers(shape).initial_params(seed), np.concatenate(wanted))
 
 
 def test_the_bounds_of_all_widths_are_torchs() -> None:
@@ -46,18 +45,18 @@ def test_the_bounds_of_all_widths_are_torchs() -> None:
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("widths", [(), (3,), (128, 128), (7, 1, 9, 33)])
 @pytest.mark.parametrize(
-    ("identity", "own_input"), [("single", False), ("heads", True), ("separate", True)]
+    ("identity", "per_task_input"), [("shared", False), ("per_task", True), ("separate", True)]
 )
 def test_the_first_pieces_of_all_networks_are_those_of_modules(
-    identity: str, own_input: bool, widths: tuple[int, ...], layer_norm: bool
+    identity: str, per_task_input: bool, widths: tuple[int, ...], layer_norm: bool
 ) -> None:
     config = LearnConfig(
-        widths=widths, layer_norm=layer_norm, identity=identity, own_input=own_input
+        widths=widths, layer_norm=layer_norm, heads=identity, per_task_input=per_task_input
     )
     spaces, found = Spaces((2, 64), "|u1", 18), []
-    for maker in (Arrays(spaces, config), Modules(spaces, config)):
-        made = [maker.piece(part, 2**40 + 77) for part in ("trunk", "input", "head")]
-        found.append([piece.state() for piece in made])
+    for maker in (FastBackend(spaces, config), TorchBackend(spaces, config)):
+        made = [maker.block(part, 2**40 + 77) for part in ("trunk", "input", "head")]
+        found.append([piece.state_dict() for piece in made])
     for ours, theirs in zip(*found, strict=True):
         assert ours.keys() == theirs.keys()
         for name, column in ours.items():

@@ -13,20 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.job import Job, LearnConfig
+from canal_mpi.interfaces import Array, Batch, Spaces
 from canal_mpi.learn import dqn
 from canal_mpi.learn.dqn import DQN
-from canal_mpi.learn.makers import Arrays
-from canal_mpi.learn.modules import Modules, flatten
-from canal_mpi.learn.nets import Cnn, Dueling, Mlp
-from canal_mpi.learn.piece import Piece, Vector, array_of
-from canal_mpi.results.hdf5 import read_arrays, write_arrays
-from canal_mpi.types import Array, Batch, Spaces
+from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, Vector, array_of
+from canal_mpi.learn.networks import Cnn, Dueling, Mlp, TorchBackend, flatten
+from canal_mpi.results.files import read_arrays, write_arrays
+from canal_mpi.settings import Job, LearnConfig
 
 VECTOR = Spaces((5,), "<f4", 3)
 BYTES = Spaces((5,), "|u1", 3)
 FRAMES = Spaces((4, 84, 84), "|u1", 6)
-SMALL = LearnConfig(widths=(7, 6), batch=8, lr=1e-2, target_every=3, grad_clip=0.0, own_input=False)
+SMALL = LearnConfig(
+    widths=(7, 6),
+    batch_size=8,
+    lr=1e-2,
+    target_update_interval=3,
+    max_grad_norm=0.0,
+    per_task_input=False,
+)
 TASK = "Krull"
 
 
@@ -39,29 +44,29 @@ def learner_of(spaces: Spaces, config: LearnConfig, seed: int) -> DQN:
         return 100 * seed + len(names)
 
     learner = DQN(spaces, Job(learn=config), seeded)
-    learner.begin(TASK)
+    learner.set_task(TASK)
     assert len(set(names)) == len(names) == 2
     return learner
 
 
-@pytest.fixture(params=[Arrays, Modules])
+@pytest.fixture(params=[FastBackend, TorchBackend])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Both ways through the network, one after the other."""
-    monkeypatch.setattr(dqn, "maker_of", request.param)
+    monkeypatch.setattr(dqn, "make_backend", request.param)
     return request.param
 
 
-def pieces_of(learner: DQN) -> list[Piece]:
-    return [learner.pieces[name] for name in learner.names(TASK).values()]
+def pieces_of(learner: DQN) -> list[ParamBlock]:
+    return [learner.blocks[name] for name in learner.block_names(TASK).values()]
 
 
 def weights(learner: DQN) -> Array:
     """All weights that the task has."""
-    return np.concatenate([array_of(piece.weights) for piece in pieces_of(learner)])
+    return np.concatenate([array_of(piece.params) for piece in pieces_of(learner)])
 
 
 def target_weights(learner: DQN) -> Array:
-    return np.concatenate([array_of(piece.target_weights) for piece in pieces_of(learner)])
+    return np.concatenate([array_of(piece.target_params) for piece in pieces_of(learner)])
 
 
 def batch_of(spaces: Spaces, rows: int = 8, seed: int = 0, ends: bool = False) -> Batch:
@@ -94,8 +99,8 @@ class Reference:
         trunk, head = pieces_of(learner)
         sizes = (learner.spaces.shape[0], *config.widths)
         inner, outer = _shapes(sizes, config.layer_norm), _shapes((sizes[-1], 3), False)
-        self.online = _doubled(trunk.weights, inner) + _doubled(head.weights, outer)
-        self.target = _doubled(trunk.target_weights, inner) + _doubled(head.target_weights, outer)
+        self.online = _doubled(trunk.params, inner) + _doubled(head.params, outer)
+        self.target = _doubled(trunk.target_params, inner) + _doubled(head.target_params, outer)
         self.first = [torch.zeros_like(p) for p in self.online]
         self.second = [torch.zeros_like(p) for p in self.online]
         self.updates = 0
@@ -115,7 +120,7 @@ class Reference:
 
     def learn(self, batch: Batch) -> float:
         config, rows = self.config, range(len(batch.actions))
-        judge = self.target if config.target_every else self.online
+        judge = self.target if config.target_update_interval else self.online
         goals = []
         after, choice = (self.values(w, batch.next_states) for w in (judge, self.online))
         for k in rows:
@@ -132,13 +137,13 @@ class Reference:
             loss = loss + (huber if config.loss == "huber" else error**2) / len(rows)
         self._adam(self._clipped(torch.autograd.grad(loss, weights)))
         self.updates += 1
-        if config.target_every and self.updates % config.target_every == 0:
+        if config.target_update_interval and self.updates % config.target_update_interval == 0:
             self.target = [p.clone() for p in self.online]
         return loss.item()
 
     def _clipped(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         length = float(sum((g * g).sum() for g in gradients)) ** 0.5
-        most = self.config.grad_clip
+        most = self.config.max_grad_norm
         return [g * (most / length) for g in gradients] if most and length > most else gradients
 
     def _adam(self, gradients: Sequence[Tensor]) -> None:
@@ -171,30 +176,32 @@ def distance(learner: DQN, plain: Reference) -> float:
 
 def with_odd_weights(learner: DQN, seed: int = 0) -> DQN:
     """Norms that do something, and a target with a mind of its own."""
-    state, noise = learner.state(), np.random.default_rng(seed)
-    for name in learner.names(TASK).values():
-        for part in ("weights", "target"):
-            column = state[f"pieces/{name}/{part}"]
+    state, noise = learner.state_dict(), np.random.default_rng(seed)
+    for name in learner.block_names(TASK).values():
+        for part in ("params", "target"):
+            column = state[f"blocks/{name}/{part}"]
             spread = 1.0 if part == "target" else 0.3
             column += (spread * noise.normal(size=column.shape)).astype(np.float32)
-    learner.restore(state)
+    learner.load_state_dict(state)
     return learner
 
 
 @pytest.mark.parametrize("layer_norm", [True, False])
-@pytest.mark.parametrize("target_every", [0, 3])
+@pytest.mark.parametrize("target_update_interval", [0, 3])
 @pytest.mark.parametrize("loss", ["huber", "mse"])
 @pytest.mark.parametrize("double", [True, False])
 def test_an_update_is_what_plain_torch_does(
-    way: Any, double: bool, loss: str, target_every: int, layer_norm: bool
+    way: Any, double: bool, loss: str, target_update_interval: int, layer_norm: bool
 ) -> None:
-    config = replace(SMALL, double=double, loss=loss, target_every=target_every, lr=1e-3)
+    config = replace(
+        SMALL, double=double, loss=loss, target_update_interval=target_update_interval, lr=1e-3
+    )
     config = replace(config, layer_norm=layer_norm)
     learner = with_odd_weights(learner_of(VECTOR, config, 4))
-    assert isinstance(learner.maker, way)
+    assert isinstance(learner.backend, way)
     plain = Reference(learner, config)
     batch = batch_of(VECTOR)
-    assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
+    assert learner.update(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
     assert distance(learner, plain) < 1e-6
 
 
@@ -206,30 +213,38 @@ def test_many_updates_stay_with_plain_torch(way: Any, double: bool, layer_norm: 
     plain = Reference(learner, config)
     for seed in range(12):
         batch = batch_of(VECTOR, seed=seed)
-        assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
+        assert learner.update(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
     assert distance(learner, plain) < 1e-5
 
 
 def test_long_gradients_are_cut_to_their_limit(way: Any) -> None:
     """Adam forgets the length of one gradient, but not that of several."""
-    config = replace(SMALL, lr=1e-3, grad_clip=0.5)
+    config = replace(SMALL, lr=1e-3, max_grad_norm=0.5)
     learner = learner_of(VECTOR, config, 4)
-    plain, loose = Reference(learner, config), Reference(learner, replace(config, grad_clip=0.0))
+    plain, loose = (
+        Reference(learner, config),
+        Reference(learner, replace(config, max_grad_norm=0.0)),
+    )
     for seed in range(12):
         batch = batch_of(VECTOR, seed=seed)
         loose.learn(batch)
-        assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
+        assert learner.update(batch) == pytest.approx(plain.learn(batch), rel=1e-4)
     assert distance(learner, plain) < 1e-5 < distance(learner, loose)
 
 
 def test_the_kinds_of_update_differ() -> None:
     """Otherwise the tests above would show little."""
     losses = set()
-    changes: list[dict[str, Any]] = [{}, {"double": False}, {"loss": "mse"}, {"target_every": 0}]
-    for change in [*changes, {"layer_norm": False}, {"grad_clip": 0.01}]:
-        settings: dict[str, Any] = {"target_every": 2} | change
+    changes: list[dict[str, Any]] = [
+        {},
+        {"double": False},
+        {"loss": "mse"},
+        {"target_update_interval": 0},
+    ]
+    for change in [*changes, {"layer_norm": False}, {"max_grad_norm": 0.01}]:
+        settings: dict[str, Any] = {"target_update_interval": 2} | change
         learner = learner_of(VECTOR, replace(SMALL, lr=5e-2, **settings), 4)
-        losses.add([learner.learn(batch_of(VECTOR, seed=seed)) for seed in range(8)][-1])
+        losses.add([learner.update(batch_of(VECTOR, seed=seed)) for seed in range(8)][-1])
     assert len(losses) == 6
 
 
@@ -237,14 +252,14 @@ def test_rows_that_end_do_not_bootstrap() -> None:
     batch = batch_of(VECTOR, ends=True)
     other = batch._replace(next_states=1000 * np.ones_like(batch.next_states))
     one, two = learner_of(VECTOR, SMALL, 4), learner_of(VECTOR, SMALL, 4)
-    assert one.learn(batch) == two.learn(other)
+    assert one.update(batch) == two.update(other)
     assert np.array_equal(weights(one), weights(two))
 
 
 def test_rows_that_go_on_do_bootstrap() -> None:
     batch = batch_of(VECTOR)
     other = batch._replace(next_states=batch.next_states + 1)
-    assert learner_of(VECTOR, SMALL, 4).learn(batch) != learner_of(VECTOR, SMALL, 4).learn(other)
+    assert learner_of(VECTOR, SMALL, 4).update(batch) != learner_of(VECTOR, SMALL, 4).update(other)
 
 
 def test_the_target_is_copied_every_so_many_updates() -> None:
@@ -253,7 +268,7 @@ def test_the_target_is_copied_every_so_many_updates() -> None:
     assert np.array_equal(first, weights(learner))
     for update in range(1, 8):
         held = target_weights(learner)
-        learner.learn(batch_of(VECTOR, seed=update))
+        learner.update(batch_of(VECTOR, seed=update))
         same = np.array_equal(target_weights(learner), held)
         assert same == (update % 3 != 0)
         assert np.array_equal(target_weights(learner), weights(learner)) == (update % 3 == 0)
@@ -262,18 +277,18 @@ def test_the_target_is_copied_every_so_many_updates() -> None:
 def test_the_target_network_uses_the_copied_weights(way: Any) -> None:
     learner = learner_of(VECTOR, SMALL, 4)
     for seed in range(3):
-        learner.learn(batch_of(VECTOR, seed=seed))
+        learner.update(batch_of(VECTOR, seed=seed))
     states = batch_of(VECTOR).states
-    online, target = learner._network(TASK)
-    assert isinstance(learner.maker, way)
-    assert np.array_equal(target.values(states), online.values(states))
-    learner.learn(batch_of(VECTOR, seed=3))
-    assert not np.array_equal(target.values(states), online.values(states))
+    online, target = learner.network(TASK)[:2]
+    assert isinstance(learner.backend, way)
+    assert np.array_equal(target.q_values(states), online.q_values(states))
+    learner.update(batch_of(VECTOR, seed=3))
+    assert not np.array_equal(target.q_values(states), online.q_values(states))
 
 
 def test_learning_lowers_the_loss(way: Any) -> None:
     learner, batch = learner_of(VECTOR, replace(SMALL, lr=5e-3), 4), batch_of(VECTOR, ends=True)
-    losses = [learner.learn(batch) for _ in range(300)]
+    losses = [learner.update(batch) for _ in range(300)]
     assert losses[-1] < losses[0] / 10
 
 
@@ -286,7 +301,7 @@ def test_bytes_are_scaled_where_the_job_says_so(way: Any, scale: bool, factor: f
     learner = learner_of(BYTES, config, 4)
     plain = Reference(learner, config, factor)
     batch = batch_of(BYTES)
-    assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-5)
+    assert learner.update(batch) == pytest.approx(plain.learn(batch), rel=1e-5)
     assert distance(learner, plain) < 1e-6
 
 
@@ -294,7 +309,7 @@ def test_numbers_are_never_scaled() -> None:
     states = batch_of(VECTOR).states
     scaled, plain = (learner_of(VECTOR, replace(SMALL, scale_input=on), 4) for on in (True, False))
     assert np.array_equal(scaled.act(states), plain.act(states))
-    assert scaled.learn(batch_of(VECTOR)) == plain.learn(batch_of(VECTOR))
+    assert scaled.update(batch_of(VECTOR)) == plain.update(batch_of(VECTOR))
 
 
 @pytest.mark.parametrize("spaces", [VECTOR, BYTES])
@@ -302,7 +317,7 @@ def test_neither_acting_nor_learning_changes_what_it_is_given(way: Any, spaces: 
     learner, batch = learner_of(spaces, SMALL, 4), batch_of(spaces)
     before = [column.copy() for column in batch[:5]]
     learner.act(batch.states)
-    learner.learn(batch)
+    learner.update(batch)
     assert all(np.array_equal(a, b) for a, b in zip(before, batch[:5], strict=True))
 
 
@@ -313,7 +328,7 @@ def test_acting_takes_the_best_value(way: Any, layer_norm: bool) -> None:
     plain = Reference(learner, learner.config)
     values = plain.values(plain.online, states).numpy()
     best = values.argmax(axis=1)
-    assert np.allclose(learner.values(states), values, rtol=1e-5, atol=1e-5)
+    assert np.allclose(learner.q_values(states), values, rtol=1e-5, atol=1e-5)
     assert np.array_equal(learner.act(states), best)
     assert len(set(best.tolist())) > 1
 
@@ -331,43 +346,43 @@ def test_the_same_seed_gives_the_same_weights() -> None:
 def test_a_restored_learner_goes_on_with_the_same_bits(way: Any, before: int) -> None:
     learner = learner_of(VECTOR, SMALL, 1)
     for seed in range(before):
-        learner.learn(batch_of(VECTOR, seed=seed))
-    state = learner.state()
+        learner.update(batch_of(VECTOR, seed=seed))
+    state = learner.state_dict()
     other = learner_of(VECTOR, SMALL, 2)
-    other.learn(batch_of(VECTOR, seed=99))
-    other.restore(state)
+    other.update(batch_of(VECTOR, seed=99))
+    other.load_state_dict(state)
     for seed in range(50, 57):
         batch = batch_of(VECTOR, seed=seed)
-        assert learner.learn(batch) == other.learn(batch)
-    ours, theirs = learner.state(), other.state()
+        assert learner.update(batch) == other.update(batch)
+    ours, theirs = learner.state_dict(), other.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_state_is_a_copy() -> None:
     learner = learner_of(VECTOR, SMALL, 1)
-    learner.learn(batch_of(VECTOR))
-    state = learner.state()
+    learner.update(batch_of(VECTOR))
+    state = learner.state_dict()
     kept = {name: column.copy() for name, column in state.items()}
-    learner.learn(batch_of(VECTOR))
+    learner.update(batch_of(VECTOR))
     assert all(np.array_equal(kept[name], state[name]) for name in kept)
-    learner.restore(state)
-    learner.learn(batch_of(VECTOR))
+    learner.load_state_dict(state)
+    learner.update(batch_of(VECTOR))
     assert all(np.array_equal(kept[name], state[name]) for name in kept)
 
 
 def test_weights_of_another_shape_are_refused() -> None:
-    state = learner_of(VECTOR, replace(SMALL, widths=(8,)), 1).state()
-    with pytest.raises(DamagedData, match="saved weights have the shape"):
-        learner_of(VECTOR, SMALL, 1).restore(state)
+    state = learner_of(VECTOR, replace(SMALL, widths=(8,)), 1).state_dict()
+    with pytest.raises(DamagedData, match="saved params have the shape"):
+        learner_of(VECTOR, SMALL, 1).load_state_dict(state)
 
 
 def test_a_learner_goes_on_from_a_checkpoint_file(tmp_path: Path) -> None:
     learner, other = learner_of(VECTOR, SMALL, 1), learner_of(VECTOR, SMALL, 2)
-    learner.learn(batch_of(VECTOR))
-    write_arrays(tmp_path / "learner.h5", learner.state(), {})
-    other.restore(read_arrays(tmp_path / "learner.h5"))
-    assert learner.learn(batch_of(VECTOR, seed=1)) == other.learn(batch_of(VECTOR, seed=1))
+    learner.update(batch_of(VECTOR))
+    write_arrays(tmp_path / "learner.h5", learner.state_dict(), {})
+    other.load_state_dict(read_arrays(tmp_path / "learner.h5"))
+    assert learner.update(batch_of(VECTOR, seed=1)) == other.update(batch_of(VECTOR, seed=1))
 
 
 # Networks
@@ -406,7 +421,7 @@ def test_a_network_without_hidden_layers_is_linear(way: Any) -> None:
     config = replace(SMALL, widths=(), lr=1e-3)
     learner = learner_of(VECTOR, config, 4)
     plain, batch = Reference(learner, config), batch_of(VECTOR)
-    assert learner.learn(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
+    assert learner.update(batch) == pytest.approx(plain.learn(batch), rel=1e-6)
     assert distance(learner, plain) < 1e-6
 
 
@@ -447,36 +462,36 @@ def test_gradients_arrive_in_the_vector(layer_norm: bool) -> None:
 
 
 def test_frames_are_learnt_from() -> None:
-    config = LearnConfig(network="cnn", widths=(32,), target_every=2, lr=1e-3)
+    config = LearnConfig(network="cnn", widths=(32,), target_update_interval=2, lr=1e-3)
     learner = learner_of(FRAMES, config, 1)
     batch = batch_of(FRAMES, rows=4, ends=True)
     frames = batch.states.reshape(4, *FRAMES.shape)
     actions = learner.act(frames)
     assert actions.shape == (4,)
     assert np.array_equal(actions, learner.act(batch.states))
-    losses = [learner.learn(batch) for _ in range(12)]
+    losses = [learner.update(batch) for _ in range(12)]
     assert losses[-1] < losses[0]
     other = learner_of(FRAMES, config, 2)
-    other.restore(learner.state())
-    assert other.learn(batch) == learner.learn(batch)
+    other.load_state_dict(learner.state_dict())
+    assert other.update(batch) == learner.update(batch)
 
 
 def test_an_input_layer_of_its_own_changes_nothing_about_one_task() -> None:
     """By the same seeds it is the network that the trunk would be alone, cut in two."""
     made = [
-        DQN(VECTOR, Job(learn=replace(SMALL, own_input=own)), lambda name: len(name))
+        DQN(VECTOR, Job(learn=replace(SMALL, per_task_input=own)), lambda name: len(name))
         for own in (False, True)
     ]
     for learner in made:
-        learner.begin(TASK)
-    assert [list(learner.names(TASK)) for learner in made] == [
+        learner.set_task(TASK)
+    assert [list(learner.block_names(TASK)) for learner in made] == [
         ["trunk", "head"],
         ["input", "trunk", "head"],
     ]
     states = batch_of(VECTOR).states
     for seed in range(20):
-        whole, split = (learner.values(states) for learner in made)
+        whole, split = (learner.q_values(states) for learner in made)
         np.testing.assert_allclose(whole, split, rtol=1e-4, atol=1e-5)
         for learner in made:
-            learner.learn(batch_of(VECTOR, seed=seed))
-    assert not np.allclose(made[0].values(states), whole)
+            learner.update(batch_of(VECTOR, seed=seed))
+    assert not np.allclose(made[0].q_values(states), whole)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from helpers import SPACES, Player, head, lesson_offer, seal
 
-from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData
+from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Columns, Offer, Spaces
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import LESSON_VERSION, ROWS, pack, unpack
-from canal_mpi.types import CUT, ENDED, LAST, LIFE, Columns, Offer, Spaces
+from canal_mpi.membuf.wire import decode, encode
 
 LIMIT = 1 << 20
 FLOATS = Spaces((3,), "<f4", 2)
@@ -16,7 +16,7 @@ FLOATS = Spaces((3,), "<f4", 2)
 
 def some_rows() -> Columns:
     player = Player(Buffer(SPACES, 50))
-    for flags in (0, LIFE, CUT, 0, ENDED, 0):
+    for flags in (0, LIFE, TRUNCATED, 0, TERMINATED, 0):
         player.step(flags)
     return player.buffer.export(100)
 
@@ -84,7 +84,7 @@ def test_pixels_and_floats_are_packed_too() -> None:
         "state": np.random.default_rng(0).normal(size=(4, 3)).astype("<f4"),
         "action": np.array([0, 1, 1, 0], dtype=np.uint8),
         "reward": np.array([0.5, -1, 2, 0], dtype="<f4"),
-        "flags": np.array([0, 0, ENDED, LAST], dtype=np.uint8),
+        "flags": np.array([0, 0, TERMINATED, LAST], dtype=np.uint8),
     }
     found = unpack(pack(3, 2, "Krull", rows, {}), lesson_offer(4), FLOATS, LIMIT)
     assert np.array_equal(found.rows["state"], rows["state"])
@@ -239,7 +239,7 @@ def test_unknown_flags_are_refused(flag: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [[LAST, 0, 0, LAST], [0, 0, 0, 0], [0, LAST, LAST, LAST], [0, LAST, 0, ENDED]]
+    "flags", [[LAST, 0, 0, LAST], [0, 0, 0, 0], [0, LAST, LAST, LAST], [0, LAST, 0, TERMINATED]]
 )
 def test_segments_that_are_not_closed_properly_are_refused(flags: list[int]) -> None:
     rows = {name: column[:4] for name, column in some_rows().items()}

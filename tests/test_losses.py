@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from canal_mpi.learn.losses import imitation, temporal_difference
+from canal_mpi.interfaces import Array
+from canal_mpi.learn.dqn import policy_kl, td_loss
+
+
+def _td_loss(
+    values: Array, actions: Array, goals: Array, huber: bool
+) -> tuple[float, Array, Array]:
+    gradient = np.full_like(values, 7.0)
+    loss, errors = td_loss(values, actions, goals, huber, gradient)
+    return loss, gradient, errors
 
 
 def _values(seed: int = 0, scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -31,9 +40,7 @@ def test_the_temporal_difference_agrees_with_autograd(huber: bool) -> None:
     taken = leaf[torch.arange(16), actions]
     textbook = functional.smooth_l1_loss if huber else functional.mse_loss
     expected = textbook(taken, goals)
-    loss, gradient, difference = temporal_difference(
-        values.numpy(), actions.numpy(), goals.numpy(), huber
-    )
+    loss, gradient, difference = _td_loss(values.numpy(), actions.numpy(), goals.numpy(), huber)
     assert loss == pytest.approx(float(expected.detach()))
     np.testing.assert_allclose(gradient, _autograd(leaf, expected).numpy())
     np.testing.assert_allclose(difference, (taken - goals).detach().numpy())
@@ -43,7 +50,7 @@ def test_the_temporal_difference_agrees_with_autograd(huber: bool) -> None:
 def test_huber_by_hand_is_a_parabola_near_and_a_line_far() -> None:
     values = np.array([[1.0, 5.0], [0.0, 2.0]])
     actions, goals = np.array([0, 1]), np.array([0.5, 5.0])
-    loss, gradient, difference = temporal_difference(values, actions, goals, True)
+    loss, gradient, difference = _td_loss(values, actions, goals, True)
     assert difference.tolist() == [0.5, -3.0]
     assert float(loss) == pytest.approx((0.125 + 2.5) / 2)
     assert gradient.tolist() == [[0.25, 0.0], [0.0, -0.5]]
@@ -52,7 +59,7 @@ def test_huber_by_hand_is_a_parabola_near_and_a_line_far() -> None:
 def test_mse_by_hand_is_the_mean_of_the_squares() -> None:
     values = np.array([[1.0, 5.0], [0.0, 2.0]])
     actions, goals = np.array([0, 1]), np.array([0.5, 5.0])
-    loss, gradient, _ = temporal_difference(values, actions, goals, False)
+    loss, gradient, _ = _td_loss(values, actions, goals, False)
     assert float(loss) == pytest.approx((0.25 + 9.0) / 2)
     assert gradient.tolist() == [[0.5, 0.0], [0.0, -3.0]]
 
@@ -64,7 +71,7 @@ def test_imitation_agrees_with_autograd_of_the_divergence(temperature: float) ->
     student = functional.log_softmax(leaf / temperature, 1)
     wanted = functional.softmax(teacher / temperature, 1)
     expected = functional.kl_div(student, wanted, reduction="batchmean")
-    loss, gradient = imitation(values.numpy(), teacher.numpy(), temperature)
+    loss, gradient = policy_kl(values.numpy(), teacher.numpy(), temperature)
     assert loss == pytest.approx(float(expected.detach()))
     np.testing.assert_allclose(gradient, _autograd(leaf, expected).numpy(), atol=1e-12)
 
@@ -72,21 +79,13 @@ def test_imitation_agrees_with_autograd_of_the_divergence(temperature: float) ->
 def test_imitation_by_hand() -> None:
     # temperature 2: the teacher plays (3/4, 1/4), the student (1/2, 1/2)
     teacher = np.array([[2 * math.log(3.0), 0.0]])
-    loss, gradient = imitation(np.array([[7.0, 7.0]]), teacher, 2.0)
+    loss, gradient = policy_kl(np.array([[7.0, 7.0]]), teacher, 2.0)
     assert float(loss) == pytest.approx(0.1308120, abs=1e-6)  # 3/4 ln(3/2) + 1/4 ln(1/2)
     assert gradient[0].tolist() == pytest.approx([-0.125, 0.125])
 
 
 def test_a_student_that_plays_like_its_teacher_has_nothing_to_imitate() -> None:
     values = _values()[0].numpy()
-    loss, gradient = imitation(values, values + 3.0, 0.5)
+    loss, gradient = policy_kl(values, values + 3.0, 0.5)
     assert loss == pytest.approx(0, abs=1e-12)
     assert np.abs(gradient).max() < 1e-12
-
-
-def test_the_gradient_is_written_where_the_caller_wants_it() -> None:
-    values, actions, goals = (tensor.numpy() for tensor in _values())
-    room = np.full_like(values, 7.0)
-    _, gradient, _ = temporal_difference(values, actions, goals, True, room)
-    assert gradient is room
-    assert np.array_equal(room, temporal_difference(values, actions, goals, True)[1])

@@ -5,21 +5,21 @@ import threading
 import numpy as np
 import pytest
 from small import RIGHT, Sink, small_agent, small_job
+from thread_links import ThreadLink
 
+from canal_mpi.interfaces import LAST, TERMINATED, TRUNCATED
 from canal_mpi.topology.graphs import full
-from canal_mpi.topology.link import ThreadLink
-from canal_mpi.types import CUT, ENDED, LAST
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.5, 2.0])
 @pytest.mark.parametrize("envs", [1, 3, 4])
 def test_the_updates_for_each_step_stay_what_the_job_says(envs: int, ratio: float) -> None:
     job = small_job(
-        train__frames=48,
-        train__envs=envs,
+        train__steps=48,
+        train__num_envs=envs,
         learn__updates_per_step=ratio,
-        learn__starts=1,
-        learn__batch=1,
+        learn__learning_starts=1,
+        learn__batch_size=1,
     )
     sink = Sink()
     agent = small_agent(job, [RIGHT], sink=sink)
@@ -33,19 +33,19 @@ def test_the_updates_for_each_step_stay_what_the_job_says(envs: int, ratio: floa
 
 def test_frames_that_are_no_multiple_end_with_a_whole_turn() -> None:
     sink = Sink()
-    small_agent(small_job(train__frames=40, train__envs=3), [RIGHT], sink=sink).run()
+    small_agent(small_job(train__steps=40, train__num_envs=3), [RIGHT], sink=sink).run()
     assert sink.rows["tasks"][0]["env_steps"] == 42
 
 
 def test_looks_at_the_score_happen_though_no_turn_ends_on_their_step() -> None:
     sink = Sink()
-    job = small_job(train__frames=42, train__envs=3, evaluation__every=10)
+    job = small_job(train__steps=42, train__num_envs=3, evaluation__interval=10)
     small_agent(job, [RIGHT], sink=sink).run()
     assert [row["env_steps"] for row in sink.rows["curve"]] == [0, 12, 21, 30, 42]
 
 
 def test_rows_of_several_environments_stay_apart_and_whole() -> None:
-    job = small_job(train__frames=60, train__envs=3)
+    job = small_job(train__steps=60, train__num_envs=3)
     agent = small_agent(job, [RIGHT])
     agent.run()
     streams = agent.replay.own.export_streams()
@@ -56,13 +56,15 @@ def test_rows_of_several_environments_stay_apart_and_whole() -> None:
         moves = (part["flags"] & LAST) == 0
         assert moves.sum() == 20
         assert part["flags"][-1] == LAST
-        over = np.flatnonzero(part["flags"] & CUT)
+        over = np.flatnonzero(part["flags"] & TRUNCATED)
         assert (part["flags"][over + 1] & LAST).all()
-        assert not (part["flags"][moves] & ENDED).all()
+        assert not (part["flags"][moves] & TERMINATED).all()
 
 
 def test_one_pass_of_the_network_serves_all_environments() -> None:
-    agent = small_agent(small_job(train__envs=4, explore__start=0.0, explore__end=0.0), [RIGHT])
+    agent = small_agent(
+        small_job(train__num_envs=4, explore__eps_start=0.0, explore__eps_end=0.0), [RIGHT]
+    )
     sizes = []
     act = agent.learner.act
 
@@ -77,7 +79,12 @@ def test_one_pass_of_the_network_serves_all_environments() -> None:
 
 
 def test_rows_that_are_swapped_inside_a_task_come_from_every_environment_once() -> None:
-    job = small_job(train__frames=60, train__envs=3, lsc__save=6, lsc__load=20)
+    job = small_job(
+        train__steps=60,
+        train__num_envs=3,
+        row_exchange__save_interval=6,
+        row_exchange__load_interval=20,
+    )
     sinks = [Sink(), Sink()]
     agents = [
         small_agent(job, [RIGHT], link, sink, k, lambda round_, task, k=k: [1 - k])  # type: ignore[misc]

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from small import LEFT, RIGHT, WALK, Sink, learner, played, small_agent, small_job
 
-from canal_mpi.membuf.memory import Memory
+from canal_mpi.interfaces import LAST, TRUNCATED, Array, Batch
+from canal_mpi.membuf.buffer import Recipe
+from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Sampler
-from canal_mpi.membuf.targets import Recipe
-from canal_mpi.types import CUT, LAST, Array, Batch
 
 
-def _memory(most: int = 600, batch: int = 8) -> Memory:
-    return Memory(WALK, most, Sampler(WALK, Recipe(batch, 0.9)))
+def _memory(most: int = 600, batch: int = 8) -> Rehearsal:
+    return Rehearsal(WALK, most, Sampler(WALK, Recipe(batch, 0.9)))
 
 
 def _rng(seed: int = 0) -> np.random.Generator:
@@ -25,10 +25,10 @@ def _marks(states: Array) -> Array:
     return np.stack([states[:, 0] * 10, states[:, 0] * 10 + 1], axis=1)
 
 
-def _filled(tasks: int = 4, most: int = 600) -> Memory:
+def _filled(tasks: int = 4, most: int = 600) -> Rehearsal:
     memory = _memory(most)
     for k in range(tasks):
-        memory.keep(f"task-{k}", played(1000, {300: CUT}), _marks, _rng(k))
+        memory.keep(f"task-{k}", played(1000, {300: TRUNCATED}), _marks, _rng(k))
     return memory
 
 
@@ -87,8 +87,8 @@ def test_stored_values_belong_to_the_drawn_states() -> None:
     memory, rng = _filled(), _rng()
     for _ in range(50):
         batch = memory.sample("new", rng)
-        assert batch is not None and batch.stored is not None
-        np.testing.assert_array_equal(batch.stored, _marks(batch.states))
+        assert batch is not None and batch.stored_q is not None
+        np.testing.assert_array_equal(batch.stored_q, _marks(batch.states))
         assert (batch.states[:, 0] >= 0).all()  # never a state that only closes a segment
 
 
@@ -106,9 +106,9 @@ def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> No
 
     def after_first(kind: str, name: str, columns: dict[str, Array]) -> None:
         if kind == "checkpoints":
-            past = agent.memory.tasks[RIGHT]
+            past = agent.rehearsal.tasks[RIGHT]
             dqn.task, task = RIGHT, dqn.task
-            seen.append((dqn.values(past.rows["state"]), past.rows["values"].copy()))
+            seen.append((dqn.q_values(past.rows["state"]), past.rows["values"].copy()))
             dqn.task = task
 
     sink.save = after_first  # type: ignore[method-assign]
@@ -131,22 +131,22 @@ def test_segments_are_never_joined_over_a_cut() -> None:
         assert (ahead[~cut] == 1).all() and (batch.next_states[cut] == -1).all()
 
 
-def _draws(memory: Memory) -> list[Batch]:
+def _draws(memory: Rehearsal) -> list[Batch]:
     rng, found = _rng(9), []
     for _ in range(20):
         batch = memory.sample("new", rng)
-        assert batch is not None and batch.stored is not None
+        assert batch is not None and batch.stored_q is not None
         found.append(batch._replace(states=batch.states.copy(), returns=batch.returns.copy()))
     return found
 
 
 def test_a_restored_memory_draws_the_same() -> None:
     one, two = _filled(), _filled(tasks=2)
-    two.restore(one.state())
+    two.load_state_dict(one.state_dict())
     for a, b in zip(_draws(one), _draws(two), strict=True):
-        assert a.task == b.task and a.stored is not None and b.stored is not None
+        assert a.task == b.task and a.stored_q is not None and b.stored_q is not None
         np.testing.assert_array_equal(a.states, b.states)
-        np.testing.assert_array_equal(a.stored, b.stored)
+        np.testing.assert_array_equal(a.stored_q, b.stored_q)
         np.testing.assert_array_equal(a.returns, b.returns)
 
 
@@ -154,7 +154,7 @@ def test_a_restored_memory_draws_the_same() -> None:
 def test_a_task_of_any_name_comes_back(name: str) -> None:
     one, two = _memory(), _memory()
     one.keep(name, played(40), _marks, _rng())
-    two.restore(one.state())
+    two.load_state_dict(one.state_dict())
     assert list(two.tasks) == [name]
 
 
@@ -165,7 +165,7 @@ def test_a_bound_of_less_than_a_segment_still_keeps_something() -> None:
 
 
 def test_full_reservoirs_take_no_more_memory_than_announced() -> None:
-    memory = Memory(WALK, 3000, Sampler(WALK, Recipe(8, 0.9)))
+    memory = Rehearsal(WALK, 3000, Sampler(WALK, Recipe(8, 0.9)))
     for k, task in enumerate(("a", "b", "c")):
         rng = np.random.default_rng(k)
         memory.keep(task, played(1500), lambda obs: np.zeros((len(obs), WALK.actions)), rng)

@@ -27,36 +27,38 @@ from small import (
     small_job,
     walked,
 )
+from thread_links import ThreadLink
 
-from canal_mpi.agent import Agent
-from canal_mpi.columns import decode, encode
+from canal_mpi.agent.loop import Agent
 from canal_mpi.errors import DamagedData
-from canal_mpi.job import Job
-from canal_mpi.learn.dqn import DQN
-from canal_mpi.learn.losses import imitation
+from canal_mpi.interfaces import GRADIENTS, LAST, LIFE, WEIGHTS, Array, Batch, Columns, Offer
+from canal_mpi.learn.dqn import DQN, policy_kl
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
-from canal_mpi.membuf.segments import CHOOSERS, choose
-from canal_mpi.rank import build, neighbours
+from canal_mpi.membuf.selection import CHOOSERS, choose
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.rank import build
+from canal_mpi.rank.build import PACKING, make_agent, make_link
 from canal_mpi.rank.plan import Plan
-from canal_mpi.rank.speed import PACKING
 from canal_mpi.rank.world import World
-from canal_mpi.topology.desk import Terms
-from canal_mpi.topology.link import ThreadLink
-from canal_mpi.types import GRADIENTS, LAST, LIFE, WEIGHTS, Array, Batch, Columns, Offer
+from canal_mpi.settings import Job
+from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone
 
 
 def _set_head(dqn: DQN, biases: list[float], target: list[float] | None = None) -> None:
     """Make the network give the same values everywhere."""
-    head = dqn.pieces[dqn.names(dqn.task)["head"]]
-    for weights, wanted in ((head.weights, biases), (head.target_weights, target or biases)):
+    head = dqn.blocks[dqn.block_names(dqn.task)["head"]]
+    for weights, wanted in ((head.params, biases), (head.target_params, target or biases)):
         weights[:] = 0
         weights[-len(wanted) :] = wanted
 
 
 def _values(dqn: DQN, task: str) -> Array:
-    dqn.begin(task)
-    return dqn.values(np.eye(5, dtype=np.float32))
+    dqn.set_task(task)
+    return dqn.q_values(np.eye(5, dtype=np.float32))
+
+
+Average = Callable[[Array], Array] | None
 
 
 class _Run:
@@ -75,14 +77,16 @@ class _Run:
         self.agent, self.dqn = agent, learner(agent)
         self.batches: list[Batch] = []
         self.taught: set[bool] = set()  # whether there was a teacher at each update
-        learn = self.dqn.learn
+        self.averaged: list[bool] = []  # whether each update shared its gradient
+        update = self.dqn.update
 
-        def spy(batch: Batch) -> float:
+        def spy(batch: Batch, average_grad: Average = None) -> float:
             self.batches.append(batch)
+            self.averaged.append(average_grad is not None)
             self.taught.add(self.dqn.teacher is not None)
-            return learn(batch)
+            return update(batch, average_grad)
 
-        self.dqn.learn = spy  # type: ignore[method-assign]
+        self.dqn.update = spy  # type: ignore[method-assign]
         prepare(agent)
         agent.run()
 
@@ -99,7 +103,7 @@ def _lesson(job: Job, score: float = 2.0, task: str = RIGHT) -> Donors:
 
 def test_layer_norm_adds_a_scale_and_a_shift_for_every_unit() -> None:
     sizes = [
-        len(small_dqn(small_job(learn__layer_norm=on)).pieces["trunk"].weights)
+        len(small_dqn(small_job(learn__layer_norm=on)).blocks["trunk"].params)
         for on in (False, True)
     ]
     assert sizes == [5 * 8 + 8, 5 * 8 + 8 + 2 * 8]
@@ -107,7 +111,7 @@ def test_layer_norm_adds_a_scale_and_a_shift_for_every_unit() -> None:
 
 def test_dueling_gives_the_head_a_value_of_its_own() -> None:
     sizes = [
-        len(small_dqn(small_job(learn__dueling=on)).pieces[f"head/{RIGHT}"].weights)
+        len(small_dqn(small_job(learn__dueling=on)).blocks[f"head/{RIGHT}"].params)
         for on in (False, True)
     ]
     assert sizes == [8 * 2 + 2, 8 * 2 + 2 + 8 + 1]
@@ -116,50 +120,51 @@ def test_dueling_gives_the_head_a_value_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("identity", "pieces"),
     [
-        ("single", {"trunk", "head"}),
-        ("heads", {"trunk", f"head/{RIGHT}", f"head/{LEFT}"}),
+        ("shared", {"trunk", "head"}),
+        ("per_task", {"trunk", f"head/{RIGHT}", f"head/{LEFT}"}),
         ("separate", {f"trunk/{RIGHT}", f"trunk/{LEFT}", f"head/{RIGHT}", f"head/{LEFT}"}),
     ],
 )
 def test_the_identity_decides_what_tasks_share(identity: str, pieces: set[str]) -> None:
-    dqn = small_dqn(small_job(learn__identity=identity))
+    dqn = small_dqn(small_job(learn__heads=identity))
     right, left = _values(dqn, RIGHT), _values(dqn, LEFT)
-    head = dqn.pieces[dqn.names(LEFT)["head"]].weights.copy()
-    dqn.begin(RIGHT)
+    head = dqn.blocks[dqn.block_names(LEFT)["head"]].params.copy()
+    dqn.set_task(RIGHT)
     for seed in range(5):
-        dqn.learn(random_batch(seed))
-    assert dqn.pieces.keys() == pieces
-    assert np.array_equal(right, left) == (identity == "single")
+        dqn.update(random_batch(seed))
+    assert dqn.blocks.keys() == pieces
+    assert np.array_equal(right, left) == (identity == "shared")
     assert not np.array_equal(_values(dqn, RIGHT), right)
     assert np.array_equal(_values(dqn, LEFT), left) == (identity == "separate")
-    kept = np.array_equal(dqn.pieces[dqn.names(LEFT)["head"]].weights, head)
-    assert kept == (identity != "single")
+    kept = np.array_equal(dqn.blocks[dqn.block_names(LEFT)["head"]].params, head)
+    assert kept == (identity != "shared")
 
 
 @pytest.mark.parametrize(
-    ("settles", "rates"), [(0.0, [1, 1, 1, 1]), (0.5, [1, 1, 0.5, 0]), (1.0, [0.75, 0.5, 0.25, 0])]
+    ("lr_decay_fraction", "rates"),
+    [(0.0, [1, 1, 1, 1]), (0.5, [1, 1, 0.5, 0]), (1.0, [0.75, 0.5, 0.25, 0])],
 )
 def test_the_learning_rate_settles_in_the_last_part_of_a_task(
-    settles: float, rates: list[float]
+    lr_decay_fraction: float, rates: list[float]
 ) -> None:
     """Of 40 steps: the rates of the updates at the end of each quarter."""
-    job = small_job(learn__settles=settles, learn__starts=1)
+    job = small_job(learn__lr_decay_fraction=lr_decay_fraction, learn__learning_starts=1)
     run = _Run(job)
     assert run.task()["env_steps"] == 40
-    found = [batch.rate for batch in run.batches]
+    found = [batch.lr_scale for batch in run.batches]
     assert [found[k] for k in (-31, -21, -11, -1)] == pytest.approx(rates)
 
 
 @pytest.mark.parametrize(("mode", "updates", "last"), [("replay", 40, 0.05), ("distill", 6, 1 / 3)])
 def test_the_study_of_a_lesson_settles_too(mode: str, updates: int, last: float) -> None:
-    job = small_job(reuse__mode=mode, learn__settles=0.5, **FREE)
-    rates = [batch.rate for batch in _Run(job, _lesson(job)).batches][:updates]
+    job = small_job(reuse__mode=mode, learn__lr_decay_fraction=0.5, **FREE)
+    rates = [batch.lr_scale for batch in _Run(job, _lesson(job)).batches][:updates]
     assert rates[0] == 1 and rates[-1] == pytest.approx(last)
 
 
 def test_no_rate_is_negative_where_environments_do_not_divide_the_steps() -> None:
-    job = small_job(train__envs=7, learn__starts=1)
-    rates = [batch.rate for batch in _Run(job).batches]
+    job = small_job(train__num_envs=7, learn__learning_starts=1)
+    rates = [batch.lr_scale for batch in _Run(job).batches]
     assert rates[0] == 1.0 and min(rates) == 0.0
 
 
@@ -167,18 +172,18 @@ def test_a_part_of_the_learning_rate_moves_weights_by_that_part() -> None:
     moved = []
     for rate in (1.0, 0.25, 0.0):
         dqn = small_dqn(small_job())
-        before = dqn.pieces["trunk"].weights.copy()
-        dqn.learn(random_batch(0)._replace(rate=rate))
-        moved.append(np.abs(dqn.pieces["trunk"].weights - before).max())
+        before = dqn.blocks["trunk"].params.copy()
+        dqn.update(random_batch(0)._replace(lr_scale=rate))
+        moved.append(np.abs(dqn.blocks["trunk"].params - before).max())
     assert moved[1] == pytest.approx(moved[0] / 4, rel=1e-3) and moved[2] == 0 < moved[0]
 
 
 def test_old_tasks_weigh_as_much_as_the_imitation_is_steep() -> None:
     """The gradient of the imitation is 1 / temperature as large as that of other losses."""
-    job = small_job(reuse__imitate=2.0, reuse__temperature=0.5, reuse__frames=0.0, **FREE)
+    job = small_job(reuse__imitation_coef=2.0, reuse__temperature=0.5, reuse__steps=0.0, **FREE)
     run = _Run(job, Donors([parcel(RIGHT, network=expert(job, RIGHT))]), (LEFT, RIGHT))
-    played = [batch for batch in run.batches if batch.task == LEFT and batch.stored is None]
-    old = [batch for batch in run.batches if batch.stored is not None]
+    played = [batch for batch in run.batches if batch.task == LEFT and batch.stored_q is None]
+    old = [batch for batch in run.batches if batch.stored_q is not None]
     assert {batch.weight for batch in played} == {1.0}
     assert {batch.weight for batch in old} == {5.0}
 
@@ -187,17 +192,17 @@ def test_the_weight_of_a_batch_is_that_of_its_gradient() -> None:
     found = []
     for weight in (1.0, 3.0):
         dqn = small_dqn(small_job())
-        dqn.learn(random_batch(0)._replace(weight=weight))
-        found.append(dqn.pieces["trunk"].grad.copy())
+        dqn.update(random_batch(0)._replace(weight=weight))
+        found.append(dqn.blocks["trunk"].grad.copy())
     np.testing.assert_allclose(found[1], 3 * found[0], rtol=1e-4, atol=1e-7)
 
 
 def test_grad_clip_bounds_the_whole_gradient() -> None:
     norms = {}
     for clip in (0.0, 0.5):
-        dqn = small_dqn(small_job(learn__grad_clip=clip, learn__loss="mse"))
-        dqn.learn(random_batch(0, scale=100.0))
-        norms[clip] = float(np.linalg.norm(np.concatenate([p.grad for p in dqn.pieces.values()])))
+        dqn = small_dqn(small_job(learn__max_grad_norm=clip, learn__loss="mse"))
+        dqn.update(random_batch(0, scale=100.0))
+        norms[clip] = float(np.linalg.norm(np.concatenate([p.grad for p in dqn.blocks.values()])))
     assert norms[0.0] > 5
     assert norms[0.5] == pytest.approx(0.5, rel=1e-4)
 
@@ -207,7 +212,7 @@ def test_grad_clip_bounds_the_whole_gradient() -> None:
     [("clip", {-1.0, 0.0, 1.0}), ("none", {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0}), ("scale", None)],
 )
 def test_the_reward_is_clipped_scaled_or_left_alone(reward: str, seen: set[float] | None) -> None:
-    agent = small_agent(small_job(learn__reward=reward, learn__n_step=1, learn__batch=200))
+    agent = small_agent(small_job(learn__reward=reward, learn__n_step=1, learn__batch_size=200))
     rows = played(70)
     agent.replay.begin([rows])
     returns = agent.replay.sample(np.random.default_rng(0)).returns
@@ -235,39 +240,43 @@ def test_the_loss_is_the_one_asked_for(loss: str, value: float) -> None:
     _set_head(dqn, [0.0, 0.0])
     batch = random_batch(0)
     batch.returns[:], batch.discounts[:] = 10, 0
-    assert dqn.learn(batch) == pytest.approx(value)
+    assert dqn.update(batch) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_lost_life_stops_bootstrapping_only_if_asked(ends: bool) -> None:
-    agent = small_agent(small_job(learn__life_ends=ends, learn__n_step=1, learn__batch=100))
+    agent = small_agent(
+        small_job(learn__terminal_on_life_loss=ends, learn__n_step=1, learn__batch_size=100)
+    )
     agent.replay.begin([played(10, dict.fromkeys(range(10), LIFE))])
     discounts = agent.replay.sample(np.random.default_rng(0)).discounts
     assert set(discounts.tolist()) == {0.0 if ends else float(np.float32(0.99))}
 
 
 def test_the_target_follows_as_often_as_asked() -> None:
-    dqn = small_dqn(small_job(learn__target_every=3))
-    trunk, followed = dqn.pieces["trunk"], []
+    dqn = small_dqn(small_job(learn__target_update_interval=3))
+    trunk, followed = dqn.blocks["trunk"], []
     for seed in range(6):
-        dqn.learn(random_batch(seed))
-        followed.append(np.array_equal(trunk.weights, trunk.target_weights))
+        dqn.update(random_batch(seed))
+        followed.append(np.array_equal(trunk.params, trunk.target_params))
     assert followed == [False, False, True, False, False, True]
 
 
 @pytest.mark.parametrize(
-    ("double", "target_every", "goal"),
+    ("double", "target_update_interval", "goal"),
     [(True, 10, 5.0), (False, 10, 9.0), (True, 0, 1.0), (False, 0, 1.0)],
 )
 def test_double_chooses_by_the_online_network_and_no_target_means_none(
-    double: bool, target_every: int, goal: float
+    double: bool, target_update_interval: int, goal: float
 ) -> None:
-    dqn = small_dqn(small_job(learn__double=double, learn__target_every=target_every))
+    dqn = small_dqn(
+        small_job(learn__double=double, learn__target_update_interval=target_update_interval)
+    )
     _set_head(dqn, [1.0, 0.0], target=[5.0, 9.0])
     batch = random_batch(0)
     batch.returns[:], batch.discounts[:], batch.actions[:] = 0, 1, 1
     # the value of action 1 is 0, so the difference is the goal itself
-    assert dqn.errors(batch).tolist() == pytest.approx([goal] * 8)
+    assert dqn.td_errors(batch).tolist() == pytest.approx([goal] * 8)
 
 
 # ── memory ─────────────────────────────────────────────────────────────────────────────────────
@@ -275,17 +284,17 @@ def test_double_chooses_by_the_online_network_and_no_target_means_none(
 
 @pytest.mark.parametrize("rows", [0, 60, 120])
 def test_memory_rows_bound_what_is_kept_of_all_tasks(rows: int) -> None:
-    run = _Run(small_job(memory__rows=rows, train__frames=150), order=(RIGHT, LEFT))
-    kept = [len(past.rows["flags"]) for past in run.agent.memory.tasks.values()]
+    run = _Run(small_job(rehearsal__rows=rows, train__steps=150), order=(RIGHT, LEFT))
+    kept = [len(past.rows["flags"]) for past in run.agent.rehearsal.tasks.values()]
     assert sum(kept) <= rows
     assert (len(kept) > 0) == (rows > 0)
     if rows == 120:
         assert len(kept) == 2 and sum(kept) > 60
 
 
-@pytest.mark.parametrize(("bias", "low", "high"), [(1.0, 1, 1), (0.1, 0.05, 0.2), (0.5, 0.3, 0.7)])
-def test_the_current_bias_is_a_probability(bias: float, low: float, high: float) -> None:
-    job = small_job(memory__current_bias=bias, train__frames=150)
+@pytest.mark.parametrize(("ratio", "low", "high"), [(0.0, 1, 1), (0.9, 0.05, 0.2), (0.5, 0.3, 0.7)])
+def test_the_rehearsal_ratio_is_a_probability(ratio: float, low: float, high: float) -> None:
+    job = small_job(rehearsal__ratio=ratio, train__steps=150)
     run = _Run(job, order=(RIGHT, LEFT))
     first, second = run.task(1)["updates"], run.task(2)["updates"]
     assert {batch.task for batch in run.batches[:first]} == {RIGHT}
@@ -296,56 +305,60 @@ def test_the_current_bias_is_a_probability(bias: float, low: float, high: float)
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_alpha_weighs_playing_an_old_task_as_before(alpha: float) -> None:
     """Values of 0 are two actions by chance; the stored ones, 3 and 0, always the first."""
-    dqn = small_dqn(small_job(memory__alpha=alpha, reuse__temperature=0.5))
+    dqn = small_dqn(small_job(rehearsal__distill_coef=alpha, reuse__temperature=0.5))
     _set_head(dqn, [0.0, 0.0])
     stored = np.tile(np.array([3.0, 0.0], dtype=np.float32), (8, 1))
-    found = dqn.learn(random_batch(0)._replace(stored=stored))
+    found = dqn.update(random_batch(0)._replace(stored_q=stored))
     chance = 1 / (1 + exp(-6))
     apart = log(2) + chance * log(chance) + (1 - chance) * log(1 - chance)
     assert found == pytest.approx(0.5 * alpha * apart, rel=1e-4)
-    slope = dqn._slope[0] / alpha
+    slope = dqn._grad[0] / alpha
     assert slope == pytest.approx([(0.5 - chance) / 8, (chance - 0.5) / 8], rel=1e-4)
 
 
 def test_without_alpha_old_rows_are_learnt_from_as_new_ones() -> None:
-    batch, job = random_batch(0), small_job(memory__alpha=0.0)
+    batch, job = random_batch(0), small_job(rehearsal__distill_coef=0.0)
     dqn, plain = (small_dqn(job) for _ in range(2))
-    assert dqn.learn(batch._replace(stored=np.ones((8, 2), dtype="<f4"))) == plain.learn(batch)
-    assert np.array_equal(dqn.pieces["trunk"].grad, plain.pieces["trunk"].grad)
+    assert dqn.update(batch._replace(stored_q=np.ones((8, 2), dtype="<f4"))) == plain.update(batch)
+    assert np.array_equal(dqn.blocks["trunk"].grad, plain.blocks["trunk"].grad)
 
 
 @pytest.mark.parametrize("ewc", [0.0, 10.0])
 def test_ewc_is_measured_and_pulls_only_if_asked(ewc: float) -> None:
-    run = _Run(small_job(memory__ewc=ewc, memory__ewc_batches=2))
-    assert bool(run.dqn.elastic.fisher) == (ewc > 0)
-    run.dqn.pieces["trunk"].weights[:] += 1.0  # away from where the task ended
+    run = _Run(small_job(rehearsal__ewc_lambda=ewc, rehearsal__ewc_batches=2))
+    assert bool(run.dqn.ewc.fisher) == (ewc > 0)
+    run.dqn.blocks["trunk"].params[:] += 1.0  # away from where the task ended
     plain = small_dqn(small_job())
-    plain.restore(run.dqn.state())
+    plain.load_state_dict(run.dqn.state_dict())
     for dqn in (run.dqn, plain):
-        dqn.learn(random_batch(0))
-    assert np.array_equal(run.dqn.pieces["trunk"].grad, plain.pieces["trunk"].grad) == (ewc == 0)
+        dqn.update(random_batch(0))
+    assert np.array_equal(run.dqn.blocks["trunk"].grad, plain.blocks["trunk"].grad) == (ewc == 0)
 
 
 def test_ewc_alpha_weighs_the_old_fisher_information() -> None:
     fisher = []
     for alpha in (0.0, 0.75):
-        dqn = small_dqn(small_job(memory__ewc=1.0, memory__ewc_alpha=alpha, memory__ewc_batches=1))
+        dqn = small_dqn(
+            small_job(
+                rehearsal__ewc_lambda=1.0, rehearsal__ewc_alpha=alpha, rehearsal__ewc_batches=1
+            )
+        )
         dqn.consolidate(lambda: random_batch(0))
-        fisher.append(dqn.elastic.fisher["trunk"])
+        fisher.append(dqn.ewc.fisher["trunk"])
     assert fisher[0].any()
     np.testing.assert_allclose(fisher[1], 0.25 * fisher[0], rtol=1e-6)
 
 
 @pytest.mark.parametrize("batches", [1, 7])
 def test_ewc_batches_are_drawn_for_the_fisher_information(batches: int) -> None:
-    dqn, drawn = small_dqn(small_job(memory__ewc=1.0, memory__ewc_batches=batches)), []
+    dqn, drawn = small_dqn(small_job(rehearsal__ewc_lambda=1.0, rehearsal__ewc_batches=batches)), []
     dqn.consolidate(lambda: drawn.append(1) or random_batch(0))  # type: ignore[func-returns-value]
     assert len(drawn) == batches
 
 
 # ── reuse ──────────────────────────────────────────────────────────────────────────────────────
 
-FREE: dict[str, Any] = {"reuse__stop_early": False, "reuse__admission": False}
+FREE: dict[str, Any] = {"reuse__stop_early": False, "reuse__reject_if_worse": False}
 
 
 @pytest.mark.parametrize(
@@ -357,14 +370,14 @@ def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updat
     run = _Run(job, _lesson(job))
     assert (run.task()["env_steps"], run.task()["updates"]) == (steps, updates)
     assert run.task()["source"] == "lesson" and run.task()["donors"] == "1"
-    assert run.taught == {mode in ("distill", "adopt")} == {run.batches[0].imitate > 0}
+    assert run.taught == {mode in ("distill", "adopt")} == {run.batches[0].imitation > 0}
 
 
 @pytest.mark.parametrize(("donor", "taught"), [(2.0, True), (1.0, False), (0.0, False)])
 def test_a_donor_no_better_than_the_student_before_is_not_imitated_and_nowhere_to_stop(
     donor: float, taught: bool
 ) -> None:
-    job = small_job(reuse__check_every=2)
+    job = small_job(reuse__check_interval=2)
 
     def score(agent: Agent) -> None:
         agent.evaluate = lambda: 1.0  # type: ignore[method-assign]
@@ -375,7 +388,9 @@ def test_a_donor_no_better_than_the_student_before_is_not_imitated_and_nowhere_t
 
 
 def test_who_has_not_studied_is_not_looked_at_before_it_plays() -> None:
-    job = small_job(reuse__study=0.0, reuse__check_every=5, reuse__admission=False)
+    job = small_job(
+        reuse__pretrain_updates=0.0, reuse__check_interval=5, reuse__reject_if_worse=False
+    )
     run = _Run(job, _lesson(job, score=-1.0))
     assert run.task()["env_steps"] == 5, "not 0, though the score is above the donor's"
 
@@ -388,10 +403,10 @@ def test_a_student_makes_so_many_times_the_usual_updates(times: float, updates: 
 
 
 def test_adopt_starts_from_the_donors_weights() -> None:
-    job = small_job(reuse__mode="adopt", reuse__frames=0.0, reuse__study=0.0, **FREE)
+    job = small_job(reuse__mode="adopt", reuse__steps=0.0, reuse__pretrain_updates=0.0, **FREE)
     run = _Run(job, _lesson(job))
     wanted = expert(job)
-    for name, column in run.dqn.network().items():
+    for name, column in run.dqn.get_weights().items():
         np.testing.assert_array_equal(column, wanted[name])
     assert run.task()["score"] == 2.0 and run.task()["env_steps"] == 0
 
@@ -424,29 +439,29 @@ def test_adopting_a_network_without_a_head_is_damaged_data() -> None:
     dqn, brain = small_dqn(job), expert(job)
     del brain["head"]
     with pytest.raises(DamagedData):
-        dqn.adopt(brain)
+        dqn.set_weights(brain)
 
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
 def test_reuse_frames_are_own_steps_with_a_lesson(part: float) -> None:
-    job = small_job(reuse__frames=part, reuse__mode="mix", **FREE)
+    job = small_job(reuse__steps=part, reuse__mode="mix", **FREE)
     assert _Run(job, _lesson(job)).task()["env_steps"] == 40 * part
 
 
 @pytest.mark.parametrize("study", [0.0, 0.5, 2.0])
 def test_study_is_updates_before_the_first_own_step(study: float) -> None:
-    job = small_job(reuse__study=study, reuse__frames=0.0, **FREE)
+    job = small_job(reuse__pretrain_updates=study, reuse__steps=0.0, **FREE)
     assert _Run(job, _lesson(job)).task()["updates"] == 40 * study
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_share_is_the_part_of_a_batch_that_comes_from_lessons(share: float) -> None:
-    job = small_job(reuse__share=share, reuse__mode="mix", reuse__frames=1.0, **FREE)
+    job = small_job(reuse__lesson_fraction=share, reuse__mode="mix", reuse__steps=1.0, **FREE)
     marked = walked(RIGHT, 60)
     marked["reward"][:] = -7.0  # no own row pays that
     drawn: list[float] = []
 
-    def watch(agent: Agent) -> None:
+    def heartbeat(agent: Agent) -> None:
         sample = agent.replay.sample
 
         def spy(rng: np.random.Generator) -> Batch:
@@ -457,7 +472,7 @@ def test_share_is_the_part_of_a_batch_that_comes_from_lessons(share: float) -> N
 
         agent.replay.sample = spy  # type: ignore[method-assign]
 
-    _Run(job, Donors([parcel(rows=marked)]), prepare=watch)
+    _Run(job, Donors([parcel(rows=marked)]), prepare=heartbeat)
     assert len(drawn) > 30 and set(drawn) == {share}
 
 
@@ -465,7 +480,7 @@ def test_share_is_the_part_of_a_batch_that_comes_from_lessons(share: float) -> N
 def test_share_is_also_the_part_of_batches_of_another_tasks_lesson(
     share: float, low: float, high: float
 ) -> None:
-    job = small_job(reuse__share=share, share__policy="all", train__frames=150, **FREE)
+    job = small_job(reuse__lesson_fraction=share, share__policy="all", train__steps=150, **FREE)
     run = _Run(job, _lesson(job, task=LEFT))
     tasks = [batch.task for batch in run.batches]
     assert run.task()["env_steps"] == 150
@@ -476,18 +491,18 @@ def test_share_is_also_the_part_of_batches_of_another_tasks_lesson(
 def test_the_temperature_is_that_of_the_imitated_policy(temperature: float) -> None:
     job, batch = small_job(reuse__temperature=temperature), random_batch(0)
     dqn, plain = small_dqn(job), small_dqn(job)
-    dqn.teach(expert(job))
-    values, wanted = dqn.values(batch.states), np.array([[0.0, 1.0]] * 8)
-    extra = imitation(values, wanted, temperature)[0]
-    found = dqn.learn(batch._replace(imitate=1.5)) - plain.learn(batch)
+    dqn.set_teacher(expert(job))
+    values, wanted = dqn.q_values(batch.states), np.array([[0.0, 1.0]] * 8)
+    extra = policy_kl(values, wanted, temperature)[0]
+    found = dqn.update(batch._replace(imitation=1.5)) - plain.update(batch)
     assert found == pytest.approx(1.5 * extra, rel=1e-3)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 3.0])
-def test_imitate_weighs_the_imitation(weight: float) -> None:
-    job = small_job(reuse__imitate=weight, reuse__frames=0.0, **FREE)
+def test_imitate_weighs_the_policy_kl(weight: float) -> None:
+    job = small_job(reuse__imitation_coef=weight, reuse__steps=0.0, **FREE)
     run = _Run(job, _lesson(job))
-    assert {batch.imitate for batch in run.batches} == {weight}
+    assert {batch.imitation for batch in run.batches} == {weight}
 
 
 @pytest.mark.parametrize(
@@ -498,10 +513,10 @@ def test_imitation_fades_as_the_student_catches_up_and_comes_back_when_it_falls(
     looks: tuple[float, float], holds: float, weights: tuple[float, float]
 ) -> None:
     job = small_job(
-        reuse__imitate=2.0,
-        reuse__holds=holds,
-        reuse__frames=0.5,
-        reuse__check_every=10,
+        reuse__imitation_coef=2.0,
+        reuse__min_imitation_coef=holds,
+        reuse__steps=0.5,
+        reuse__check_interval=10,
         reuse__stop_early=False,
     )
 
@@ -510,24 +525,24 @@ def test_imitation_fades_as_the_student_catches_up_and_comes_back_when_it_falls(
         agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job, score=4.0), prepare=score)
-    found = [batch.imitate for batch in run.batches]
+    found = [batch.imitation for batch in run.batches]
     assert found == [2.0] * 6 + [weights[0]] * 10 + [weights[1]] * 10
 
 
 @pytest.mark.parametrize(("early", "steps"), [(True, 0), (False, 8)])
 def test_a_student_as_good_as_its_donor_stops_early_if_asked(early: bool, steps: int) -> None:
-    job = small_job(reuse__mode="adopt", reuse__stop_early=early, reuse__admission=False)
+    job = small_job(reuse__mode="adopt", reuse__stop_early=early, reuse__reject_if_worse=False)
     assert _Run(job, _lesson(job)).task()["env_steps"] == steps
 
 
 @pytest.mark.parametrize(("scores", "steps"), [([3, 3], 0), ([1, 3], 0), ([1, 2], 8), ([2, 2], 8)])
 def test_a_student_plays_while_it_is_clearly_below_its_donor(scores: list[int], steps: int) -> None:
     """The donor has 3 points; 1 and 3 are 2 ± 1, 1 and 2 are 1.5 ± 0.5."""
-    job = small_job(reuse__mode="adopt", reuse__admission=False)
+    job = small_job(reuse__mode="adopt", reuse__reject_if_worse=False)
 
     def prepare(agent: Agent) -> None:
         exams = iter([[(float(score), 5) for score in scores]] + [[(0.0, 5)]] * 9)
-        agent.next_exam = lambda: next(exams)  # type: ignore[method-assign]
+        agent.next_evaluation = lambda: next(exams)  # type: ignore[method-assign]
 
     assert _Run(job, _lesson(job, score=3.0), prepare=prepare).task()["env_steps"] == steps
 
@@ -541,7 +556,7 @@ def test_a_lesson_is_dropped_only_where_the_scores_differ_by_more_than_their_err
 
     def prepare(agent: Agent) -> None:
         exams = iter([[(3.0, 5), (5.0, 5)], [(score, 5) for score in after]] + [[(0.0, 5)]] * 9)
-        agent.next_exam = lambda: next(exams)  # type: ignore[method-assign]
+        agent.next_evaluation = lambda: next(exams)  # type: ignore[method-assign]
 
     run = _Run(job, _lesson(job), prepare=prepare)
     assert ("drop" in run.sink.kinds()) == (not kept)
@@ -550,7 +565,10 @@ def test_a_lesson_is_dropped_only_where_the_scores_differ_by_more_than_their_err
 @pytest.mark.parametrize(("every", "looks"), [(5, [5, 10, 15]), (10, [10]), (50, [])])
 def test_check_every_says_how_often_the_student_is_looked_at(every: int, looks: list[int]) -> None:
     job = small_job(
-        reuse__check_every=every, reuse__frames=0.5, reuse__mode="mix", reuse__admission=False
+        reuse__check_interval=every,
+        reuse__steps=0.5,
+        reuse__mode="mix",
+        reuse__reject_if_worse=False,
     )
     run = _Run(job, _lesson(job, score=100.0))
     found = [row["env_steps"] for row in run.sink.rows["curve"]]
@@ -569,23 +587,23 @@ def _misled(job: Job) -> Donors:
 
 
 def test_a_lesson_that_makes_the_agent_worse_is_dropped_and_the_task_played_in_full() -> None:
-    job = small_job(reuse__mode="adopt", reuse__frames=0.0)
+    job = small_job(reuse__mode="adopt", reuse__steps=0.0)
     seen: list[Columns] = []
 
     def prepare(agent: Agent) -> None:
         _knows_the_way(agent)
         dqn = learner(agent)
-        dqn.learn(random_batch(0)._replace(discounts=np.zeros(8, dtype=np.float32)))
+        dqn.update(random_batch(0)._replace(discounts=np.zeros(8, dtype=np.float32)))
         _knows_the_way(agent)
-        before, restore = dqn.state(), dqn.restore
+        before, restore = dqn.state_dict(), dqn.load_state_dict
 
         def spy(state: Columns) -> None:
-            spoilt = dqn.state()[f"pieces/head/{RIGHT}/weights"]
-            assert not np.array_equal(spoilt, before[f"pieces/head/{RIGHT}/weights"])
+            spoilt = dqn.state_dict()[f"blocks/head/{RIGHT}/params"]
+            assert not np.array_equal(spoilt, before[f"blocks/head/{RIGHT}/params"])
             restore(state)
-            seen.extend([before, dqn.state()])
+            seen.extend([before, dqn.state_dict()])
 
-        dqn.restore = spy  # type: ignore[method-assign]
+        dqn.load_state_dict = spy  # type: ignore[method-assign]
 
     run = _Run(job, _misled(job), prepare=prepare)
     before, after = seen
@@ -600,7 +618,7 @@ def test_a_lesson_that_makes_the_agent_worse_is_dropped_and_the_task_played_in_f
 
 
 def test_a_dropped_lesson_of_another_task_is_out_of_the_replay() -> None:
-    job = small_job(share__policy="all", reuse__share=1.0)
+    job = small_job(share__policy="all", reuse__lesson_fraction=1.0)
 
     def prepare(agent: Agent) -> None:
         scores = iter([5.0, 1.0, 1.0])
@@ -613,7 +631,7 @@ def test_a_dropped_lesson_of_another_task_is_out_of_the_replay() -> None:
 
 
 def test_without_admission_a_bad_lesson_is_kept() -> None:
-    job = small_job(reuse__mode="adopt", reuse__frames=0.0, reuse__admission=False)
+    job = small_job(reuse__mode="adopt", reuse__steps=0.0, reuse__reject_if_worse=False)
     run = _Run(job, _misled(job), prepare=_knows_the_way)
     assert run.task()["source"] == "lesson" and run.task()["score"] == 0.0
     assert run.sink.kinds() == ["lesson"]
@@ -627,7 +645,7 @@ def test_the_network_travels_with_the_lesson_if_asked(sent: bool) -> None:
     lesson = unpack(data, offer, WALK, 1 << 20)
     assert lesson.network.keys() == ({"trunk", "head"} if sent else set())
     for name, column in lesson.network.items():
-        np.testing.assert_array_equal(column, run.dqn.network()[name])
+        np.testing.assert_array_equal(column, run.dqn.get_weights()[name])
 
 
 # ── share ──────────────────────────────────────────────────────────────────────────────────────
@@ -660,7 +678,11 @@ def test_rows_of_several_donors_are_learnt_from_and_the_best_teaches(
     most: int, donors: str, rows: list[int], score: float
 ) -> None:
     job = small_job(
-        reuse__mode="adopt", share__donors=most, reuse__frames=0.0, reuse__study=0.0, **FREE
+        reuse__mode="adopt",
+        share__donors=most,
+        reuse__steps=0.0,
+        reuse__pretrain_updates=0.0,
+        **FREE,
     )
     parcels = [
         parcel(donor=1, score=score, network=expert(job, LEFT)),
@@ -670,7 +692,7 @@ def test_rows_of_several_donors_are_learnt_from_and_the_best_teaches(
     run = _Run(job, Donors(parcels))
     assert run.task()["donors"] == donors
     assert [len(lesson) for lesson in run.agent.replay.lessons] == rows
-    np.testing.assert_array_equal(run.dqn.network()["head"], expert(job)["head"])
+    np.testing.assert_array_equal(run.dqn.get_weights()["head"], expert(job)["head"])
 
 
 @pytest.mark.parametrize("policy", ["simnet", "wasserstein"])
@@ -681,7 +703,7 @@ def test_nearest_lessons_are_taken_by_similarity(
     job = small_job(share__policy=policy, share__nearest=nearest, **FREE)
     like = _probed(job, RIGHT)
     parcels = [
-        parcel(RIGHT, donor=1, embedding=-like),
+        parcel(RIGHT, donor=1, embedding=np.where(np.arange(len(like)) % 2, like, 0)),
         parcel(RIGHT, donor=2, embedding=like),
         parcel(RIGHT, donor=3, embedding=-100 * like),
     ]
@@ -709,11 +731,11 @@ def test_the_gate_keeps_out_donors_that_are_no_better(gate: str, fetched: int) -
 
 @pytest.mark.parametrize("name", ["recent", "td", "uniform", "reservoir"])
 def test_segments_of_a_lesson_are_chosen_as_asked(name: str) -> None:
-    job = small_job(share__segments=name, share__rows=110, train__frames=400)
+    job = small_job(share__segments=name, share__rows=110, train__steps=400)
     run = _Run(job)
     agent = run.agent
     rows = agent.replay.own.export_all()
-    worth = agent.replay.errors(rows, run.dqn.errors, RIGHT)
+    worth = agent.replay.errors(rows, run.dqn.td_errors, RIGHT)
     expected = {
         kind: choose(rows, 110, CHOOSERS[kind], worth, agent.stream("offer"))
         for kind in ("recent", "td", "uniform")
@@ -729,7 +751,7 @@ def test_segments_of_a_lesson_are_chosen_as_asked(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [60, 110, 500])
 def test_share_rows_bound_a_lesson(rows: int) -> None:
-    run = _Run(small_job(share__rows=rows, train__frames=300))
+    run = _Run(small_job(share__rows=rows, train__steps=300))
     offer = run.link.published[0][0]
     assert offer is not None and min(rows - 51, 300) < offer.rows <= min(rows, 301)
 
@@ -782,7 +804,7 @@ def test_the_budget_is_that_of_one_round() -> None:
 
 @pytest.mark.parametrize("network", [True, False])
 def test_a_donor_trims_its_lesson_to_the_newest_rows_in_the_budget(network: bool) -> None:
-    settings: dict[str, Any] = {"train__frames": 400, "reuse__network": network}
+    settings: dict[str, Any] = {"train__steps": 400, "reuse__network": network}
     offer, data = _Run(small_job(**settings)).link.published[0]
     assert offer is not None and offer.rows >= 401
     most = len(data) * 4 // 5
@@ -811,7 +833,7 @@ def test_lessons_cross_the_wire_packed_or_not_as_asked(budget: int) -> None:
         def prepare(agent: Agent, packs: bool = packs) -> None:
             agent.sharing.packs = packs
 
-        run = _Run(small_job(train__frames=200, share__budget=budget), prepare=prepare)
+        run = _Run(small_job(train__steps=200, share__budget=budget), prepare=prepare)
         ((offer, data),) = run.link.published
         assert offer is not None and offer.bytes == len(data)
         found[packs] = data, unpack(data, offer, WALK, 1 << 20).rows
@@ -824,7 +846,7 @@ def test_lessons_cross_the_wire_packed_or_not_as_asked(budget: int) -> None:
 @pytest.mark.parametrize("packs", [True, False])
 def test_whether_lessons_are_packed_is_handed_to_the_agent(packs: bool) -> None:
     job, sink = small_job(), Sink()
-    agent = build.agent(job, 0, (RIGHT,), Donors(), sink, lambda progress: None, packs=packs)
+    agent = make_agent(job, 0, (RIGHT,), alone, sink, lambda progress: None, packs=packs)
     assert agent.sharing.packs == packs
 
 
@@ -841,25 +863,25 @@ def test_whether_lessons_are_packed_is_handed_to_the_agent(packs: bool) -> None:
 def test_lessons_are_packed_always_never_or_where_the_link_is_slow(
     pack: str, link: float, packs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(neighbours, "slowest_link", lambda world: link)
-    assert neighbours.packs(*_two_agents(share__pack=pack)) == packs
+    monkeypatch.setattr(build, "slowest_link", lambda world: link)
+    assert build.should_compress(*_two_agents(share__pack=pack)) == packs
 
 
 def _two_agents(**settings: Any) -> tuple[World, Plan]:
     """A world of two agents that hear each other, and their plan."""
-    edges, watch = [(0, 1), (1, 0)], SimpleNamespace(idle=None)
+    edges, heartbeat = [(0, 1), (1, 0)], SimpleNamespace(idle=None)
     plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
-    world = SimpleNamespace(agents_comm=object(), agents=2, agent=0, watch=watch, ft=False)
+    world = SimpleNamespace(agents_comm=object(), agents=2, agent=0, heartbeat=heartbeat, ft=False)
     return cast(World, world), plan
 
 
-def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Terms:
+def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExchangeConfig:
     """The rules of the exchange that a rank gives to its link."""
-    given: list[Terms] = []
-    fake = SimpleNamespace(MpiLink=lambda *args, **_: given.append(args[-1]))  # MPI stays unloaded
-    monkeypatch.setitem(sys.modules, "canal_mpi.topology.mpilink", fake)
-    neighbours.link_of(*_two_agents(**settings))
-    return given[0]
+    fake = SimpleNamespace(MpiTransport=lambda *args, **_: None)  # MPI stays unloaded
+    monkeypatch.setitem(sys.modules, "canal_mpi.topology.transport", fake)
+    link = make_link(*_two_agents(**settings))(lambda event: None)
+    assert isinstance(link, Exchange)
+    return link.config
 
 
 @pytest.mark.parametrize(("exchange", "free"), [("rounds", False), ("free", True)])
@@ -886,15 +908,15 @@ def test_offers_are_relayed_if_asked(relay: bool, monkeypatch: pytest.MonkeyPatc
 def test_a_lesson_is_waited_for_as_long_as_asked(
     patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _terms(monkeypatch, share__patience=patience).patience == patience
+    assert _terms(monkeypatch, share__timeout=patience).timeout == patience
 
 
 @pytest.mark.parametrize("hold", [1, 3])
 def test_lessons_are_kept_for_others_up_to_a_size(
     hold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terms = _terms(monkeypatch, share__hold_mb=hold)
-    assert terms.hold == hold << 20
+    terms = _terms(monkeypatch, share__cache_mb=hold)
+    assert terms.cache_bytes == hold << 20
     donor, student = ThreadLink.mesh(2, {(0, 1)}, replace(terms, free=True, tasks=()))
     for round_ in (1, 2, 3):
         donor.begin(round_)
@@ -945,10 +967,10 @@ def test_the_simnets_distance_compares_weights_or_outputs() -> None:
 
 def test_every_task_may_have_an_input_layer_of_its_own() -> None:
     for own in (True, False):
-        dqn = small_dqn(small_job(learn__own_input=own, learn__widths=[8, 8]))
-        assert ("input" in dqn.names(RIGHT)) == own
-        dqn.begin(LEFT)
-        assert (f"input/{LEFT}" in dqn.pieces) == own
+        dqn = small_dqn(small_job(learn__per_task_input=own, learn__widths=[8, 8]))
+        assert ("input" in dqn.block_names(RIGHT)) == own
+        dqn.set_task(LEFT)
+        assert (f"input/{LEFT}" in dqn.blocks) == own
 
 
 # ── lsc ────────────────────────────────────────────────────────────────────────────────────────
@@ -961,7 +983,11 @@ def test_every_task_may_have_an_input_layer_of_its_own() -> None:
 def test_rows_are_saved_and_loaded_as_often_as_asked(save: int, load: int, sent: list[int]) -> None:
     answers = [parcel(rows=walked(RIGHT, 5), donor=1, round_=1).data] * 9
     link = Donors(answers=answers)
-    run = _Run(small_job(lsc__save=save, lsc__load=load), link, peers=(1,))
+    run = _Run(
+        small_job(row_exchange__save_interval=save, row_exchange__load_interval=load),
+        link,
+        peers=(1,),
+    )
     offer = Offer(0, 1, RIGHT, nan, -1, 0)
     sizes = [
         len(unpack(data, offer, WALK, 1 << 20).rows["action"]) - 1 for data in link.traded if data
@@ -989,11 +1015,11 @@ class _Peer(Donors):
 
 
 @pytest.mark.parametrize(
-    ("mode", "kinds"), [("none", set()), ("blend", {WEIGHTS}), ("gradients", {GRADIENTS})]
+    ("mode", "kinds"), [("none", set()), ("weights", {WEIGHTS}), ("gradients", {GRADIENTS})]
 )
 def test_the_mode_of_the_sync_decides_what_is_traded(mode: str, kinds: set[int]) -> None:
     link = _Peer()
-    _Run(small_job(sync__mode=mode, sync__every=10), link, peers=(1,))
+    _Run(small_job(sync__mode=mode, sync__interval=10), link, peers=(1,))
     assert set(link.kinds) == kinds
     assert bool(link.traded) == bool(kinds)  # without a sync not even a goodbye
 
@@ -1001,9 +1027,18 @@ def test_the_mode_of_the_sync_decides_what_is_traded(mode: str, kinds: set[int])
 @pytest.mark.parametrize(("every", "blends"), [(5, 8), (15, 2), (40, 1), (41, 0)])
 def test_weights_are_blended_as_often_as_asked(every: int, blends: int) -> None:
     link = _Peer()
-    _Run(small_job(sync__mode="blend", sync__every=every), link, peers=(1,))
+    _Run(small_job(sync__mode="weights", sync__interval=every), link, peers=(1,))
     assert len(link.kinds) == blends
     assert link.traded[-1] == b""  # goodbye
+
+
+def test_only_gradients_of_the_current_task_are_averaged() -> None:
+    job = small_job(sync__mode="gradients", train__steps=60, **FREE)
+    run = _Run(job, order=(LEFT, RIGHT), peers=(1,))
+    found = {
+        (batch.stored_q is None, on) for batch, on in zip(run.batches, run.averaged, strict=True)
+    }
+    assert found == {(True, True), (False, False)}
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
@@ -1011,29 +1046,29 @@ def test_alpha_is_the_weight_of_the_neighbours_in_a_blend(alpha: float) -> None:
     link, found = _Peer(), list[tuple[Array, Array]]()
 
     def prepare(agent: Agent) -> None:
-        dqn, blend = learner(agent), learner(agent).blend
+        dqn, blend = learner(agent), learner(agent).polyak_update
 
-        def spy(network: Columns, alpha: float) -> None:
-            before = dqn.network()["head"]
-            blend(network, alpha)
-            found.append((before, dqn.network()["head"]))
+        def spy(weights: Columns, tau: float) -> None:
+            before = dqn.get_weights()["head"]
+            blend(weights, tau)
+            found.append((before, dqn.get_weights()["head"]))
 
-        dqn.blend = spy  # type: ignore[method-assign]
+        dqn.polyak_update = spy  # type: ignore[method-assign]
 
-    job = small_job(sync__mode="blend", sync__every=20, sync__alpha=alpha)
+    job = small_job(sync__mode="weights", sync__interval=20, sync__tau=alpha)
     _Run(job, link, prepare=prepare, peers=(1,))
     assert len(found) == 2
     for before, after in found:
         np.testing.assert_allclose(after, (1 + alpha) * before, rtol=1e-5)
 
 
-@pytest.mark.parametrize("mode", ["blend", "gradients"])
+@pytest.mark.parametrize("mode", ["weights", "gradients"])
 @pytest.mark.parametrize(("wire", "dtype"), [("float32", "<f4"), ("float16", "<f2")])
 def test_numbers_cross_the_wire_as_wide_as_asked(mode: str, wire: str, dtype: str) -> None:
     link = _Peer()
-    _Run(small_job(sync__mode=mode, sync__every=10, sync__wire=wire), link, peers=(1,))
+    _Run(small_job(sync__mode=mode, sync__interval=10, sync__dtype=wire), link, peers=(1,))
     sent = [decode(data, 1 << 20) for data in link.traded if data]
-    sent = [columns for columns in sent if "trunk/weights" not in columns]  # the start
+    sent = [columns for columns in sent if "trunk/params" not in columns]  # the start
     assert len(sent) > 3
     assert {column.dtype.str for columns in sent for column in columns.values()} == {dtype}
 
@@ -1045,7 +1080,7 @@ def test_numbers_cross_the_wire_as_wide_as_asked(mode: str, wire: str, dtype: st
     ("every", "looks"), [(0, [40]), (10, [0, 10, 20, 30, 40]), (25, [0, 25, 40])]
 )
 def test_evaluation_every_so_many_steps(every: int, looks: list[int]) -> None:
-    run = _Run(small_job(evaluation__every=every))
+    run = _Run(small_job(evaluation__interval=every))
     assert [row["env_steps"] for row in run.sink.rows["curve"]] == looks
 
 
@@ -1086,7 +1121,7 @@ def test_the_way_of_the_small_world_is_what_the_tests_believe() -> None:
 
 
 def test_all_lessons_of_another_task_are_used() -> None:
-    job = small_job(share__policy="all", reuse__admission=False)
+    job = small_job(share__policy="all", reuse__reject_if_worse=False)
     lessons = [parcel(LEFT, rows=played(steps), donor=steps) for steps in (5, 7)]
     agent = small_agent(job, link=Donors(lessons))
     agent.run()

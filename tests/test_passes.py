@@ -10,57 +10,59 @@ import pytest
 import torch
 from small import random_batch
 
-from canal_mpi.job import LearnConfig
-from canal_mpi.learn import cpu, makers
-from canal_mpi.learn.losses import temporal_difference
-from canal_mpi.learn.makers import Arrays, maker_of
-from canal_mpi.learn.modules import Modules
-from canal_mpi.learn.nets import Dueling
-from canal_mpi.learn.passes import MOST_ROWS
-from canal_mpi.learn.piece import array_of
-from canal_mpi.types import Array, Batch, Spaces
+from canal_mpi.interfaces import Array, Batch, Spaces
+from canal_mpi.learn import networks
+from canal_mpi.learn.dqn import make_backend, td_loss
+from canal_mpi.learn.fast_mlp import MAX_ROWS, FastBackend, array_of
+from canal_mpi.learn.networks import Dueling, TorchBackend
+from canal_mpi.settings import LearnConfig
 
 SPACES = Spaces((10,), "<f4", 6)
 NORMS = pytest.mark.parametrize("layer_norm", [False, True])
 
 
+Kind = type[FastBackend | TorchBackend]
+
+
 class _Net:
     """A trunk and a head as pieces, by one kind of maker, from the same first weights."""
 
-    def __init__(self, layer_norm: bool, kind: type[Arrays | Modules], factor: float = 1) -> None:
-        config = LearnConfig(widths=(16, 12), layer_norm=layer_norm, own_input=False)
+    def __init__(self, layer_norm: bool, kind: Kind, factor: float = 1) -> None:
+        config = LearnConfig(widths=(16, 12), layer_norm=layer_norm, per_task_input=False)
         maker = kind(SPACES, config)
-        self.trunk, self.head = pieces = (maker.piece("trunk", 3), maker.piece("head", 4))
-        self.online = maker.passes(pieces, factor)
-        self.target = maker.passes(pieces, factor, target=True)
+        self.trunk, self.head = pieces = (maker.block("trunk", 3), maker.block("head", 4))
+        self.online = maker.q_network(pieces, factor)
+        self.target = maker.q_network(pieces, factor, target=True)
 
     def learn(self, batch: Batch, huber: bool = True) -> None:
-        best = self.online.values(batch.next_states).argmax(axis=1)
-        chosen = self.target.values(batch.next_states)[np.arange(len(best)), best]
+        best = self.online.q_values(batch.next_states).argmax(axis=1)
+        chosen = self.target.q_values(batch.next_states)[np.arange(len(best)), best]
         values = self.online.forward(batch.states)
         goals = batch.returns + batch.discounts * chosen
-        self.online.backward(temporal_difference(values, batch.actions, goals, huber)[1])
-        self.trunk.step(1e-4)
-        self.head.step(1e-4)
+        grad = np.empty_like(values)
+        td_loss(values, batch.actions, goals, huber, grad)
+        self.online.backward(grad)
+        self.trunk.adam_step(1e-4)
+        self.head.adam_step(1e-4)
 
     def weights(self) -> Array:
-        return np.concatenate([array_of(piece.weights) for piece in (self.trunk, self.head)])
+        return np.concatenate([array_of(piece.params) for piece in (self.trunk, self.head)])
 
     def gradients(self) -> Array:
         return np.concatenate([array_of(piece.grad) for piece in (self.trunk, self.head)])
 
 
 def _pair(layer_norm: bool) -> tuple[_Net, _Net]:
-    return _Net(layer_norm, Arrays), _Net(layer_norm, Modules)
+    return _Net(layer_norm, FastBackend), _Net(layer_norm, TorchBackend)
 
 
 @NORMS
 def test_values_of_kernels_are_those_of_the_modules(layer_norm: bool) -> None:
     ours, plain = _pair(layer_norm)
-    for rows in (32, 1, 5, MOST_ROWS + 3):
+    for rows in (32, 1, 5, MAX_ROWS + 3):
         obs = random_batch(rows, rows, SPACES).states
-        expected = plain.online.values(obs)
-        np.testing.assert_allclose(ours.online.values(obs), expected, rtol=0, atol=1e-6)
+        expected = plain.online.q_values(obs)
+        np.testing.assert_allclose(ours.online.q_values(obs), expected, rtol=0, atol=1e-6)
         np.testing.assert_allclose(ours.online.forward(obs), expected, rtol=0, atol=1e-6)
 
 
@@ -69,7 +71,7 @@ def test_bytes_are_multiplied_by_the_factor_in_both_ways(layer_norm: bool) -> No
     obs = np.random.default_rng(1).integers(0, 256, (4, 10), dtype=np.uint8)
     slope = np.ones((4, 6), dtype=np.float32)
     found = []
-    for net in (_Net(layer_norm, kind, 1 / 255) for kind in (Arrays, Modules)):
+    for net in (_Net(layer_norm, kind, 1 / 255) for kind in (FastBackend, TorchBackend)):
         values = net.online.forward(obs).copy()
         net.online.backward(slope)
         found.append((values, net.gradients()))
@@ -100,14 +102,14 @@ def test_a_thousand_updates_by_hand_end_at_the_same_weights(layer_norm: bool) ->
         for net in (hand, plain):
             net.learn(batch)
             if update % 100 == 0:
-                net.trunk.follow()
-                net.head.follow()
+                net.trunk.update_target()
+                net.head.update_target()
     assert float(abs(hand.weights() - start).max()) > 1e-2
     np.testing.assert_allclose(hand.weights(), plain.weights(), rtol=0, atol=1e-5)
 
 
 def test_a_target_has_no_way_back() -> None:
-    net = _Net(True, Arrays)
+    net = _Net(True, FastBackend)
     net.target.forward(random_batch(0, 4, SPACES).states)
     with pytest.raises(AssertionError, match="no gradients"):
         net.target.backward(np.ones((4, 6), dtype=np.float32))
@@ -117,17 +119,14 @@ def test_a_plain_network_is_of_arrays_and_the_others_are_modules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     frames = Spaces((4, 84, 84), "|u1", 6)
-    assert isinstance(maker_of(SPACES, LearnConfig()), Arrays)
-    assert isinstance(maker_of(SPACES, LearnConfig(dueling=True)), Modules)
-    assert isinstance(maker_of(frames, LearnConfig(network="cnn")), Modules)
-    assert isinstance(maker_of(SPACES, LearnConfig(network="a_module:Net")), Modules)
+    assert isinstance(make_backend(SPACES, LearnConfig()), FastBackend)
+    assert isinstance(make_backend(SPACES, LearnConfig(dueling=True)), TorchBackend)
+    assert isinstance(make_backend(frames, LearnConfig(network="cnn")), TorchBackend)
+    assert isinstance(make_backend(SPACES, LearnConfig(network="a_module:Net")), TorchBackend)
     if not torch.cuda.is_available():
-        assert isinstance(maker_of(SPACES, LearnConfig(device="auto")), Arrays)
-    monkeypatch.setattr(makers, "choose", lambda name: "cuda")
-    assert isinstance(maker_of(SPACES, LearnConfig(device="cuda")), Modules)
-    monkeypatch.undo()
-    monkeypatch.setattr(cpu, "product", lambda: 0)  # torch's library shows no BLAS
-    assert isinstance(maker_of(SPACES, LearnConfig()), Modules)
+        assert isinstance(make_backend(SPACES, LearnConfig(device="auto")), FastBackend)
+    monkeypatch.setattr(networks, "choose_device", lambda name: "cuda")
+    assert isinstance(make_backend(SPACES, LearnConfig(device="cuda")), TorchBackend)
 
 
 LEARNS = """
@@ -135,8 +134,8 @@ import numpy as np
 from small import random_batch, small_dqn, small_job
 learner = small_dqn(small_job(learn__layer_norm=True, learn__widths=(40, 24)))
 for seed in range(3):
-    learner.learn(random_batch(seed, 32))
-print(*(column.tobytes().hex() for column in learner.state().values()))
+    learner.update(random_batch(seed, 32))
+print(*(column.tobytes().hex() for column in learner.state_dict().values()))
 """
 
 

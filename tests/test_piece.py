@@ -7,13 +7,11 @@ import pytest
 import torch
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.learn.layers import Layers
-from canal_mpi.learn.modules import ModulePiece, flatten, fused_adam
-from canal_mpi.learn.nets import Mlp
-from canal_mpi.learn.piece import Piece, array_of
-from canal_mpi.types import Array
+from canal_mpi.interfaces import Array
+from canal_mpi.learn.fast_mlp import Layers, ParamBlock, array_of
+from canal_mpi.learn.networks import Mlp, TorchBlock, flatten, fused_adam
 
-Make = Callable[[int], Piece]
+Make = Callable[[int], ParamBlock]
 
 
 def _module(seed: int = 5) -> Mlp:
@@ -21,13 +19,13 @@ def _module(seed: int = 5) -> Mlp:
     return Mlp((4,), (6, 3), True)
 
 
-def _of_module(seed: int = 5) -> ModulePiece:
-    return ModulePiece(_module(seed))
+def _of_module(seed: int = 5) -> TorchBlock:
+    return TorchBlock(_module(seed))
 
 
-def _of_arrays(seed: int = 5) -> Piece:
+def _of_arrays(seed: int = 5) -> ParamBlock:
     layers = Layers((4, 6, 3), True)
-    return Piece(layers, layers.first_weights(seed))
+    return ParamBlock(layers, layers.initial_params(seed))
 
 
 BOTH = pytest.mark.parametrize("make", [_of_arrays, _of_module])
@@ -39,7 +37,7 @@ def _gradient(step: int, size: int) -> Array:
     return gradient
 
 
-def _give(piece: Piece, gradient: Array) -> None:
+def _give(piece: ParamBlock, gradient: Array) -> None:
     piece.grad[:] = piece.put(gradient)
 
 
@@ -61,44 +59,44 @@ def _expected(steps: int) -> Array:
 def test_adam_in_place_is_torchs_adam(make: Make) -> None:
     piece = make(5)
     for step in range(200):
-        _give(piece, _gradient(step, len(piece.weights)))
-        piece.step(1e-3)
-    np.testing.assert_allclose(array_of(piece.weights), _expected(200), rtol=0, atol=1e-6)
-    assert float(abs(piece.weights - piece.target_weights).max()) > 1e-2
+        _give(piece, _gradient(step, len(piece.params)))
+        piece.adam_step(1e-3)
+    np.testing.assert_allclose(array_of(piece.params), _expected(200), rtol=0, atol=1e-6)
+    assert float(abs(piece.params - piece.target_params).max()) > 1e-2
 
 
 def test_adam_of_an_accelerator_is_torchs_adam_too() -> None:
     piece = _of_module()
     for step in range(20):
-        _give(piece, _gradient(step, len(piece.weights)))
-        piece.steps += 1
+        _give(piece, _gradient(step, len(piece.params)))
+        piece.step += 1
         fused_adam(piece, 1e-3)
-    np.testing.assert_allclose(array_of(piece.weights), _expected(20), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(array_of(piece.params), _expected(20), rtol=0, atol=1e-6)
 
 
 def test_the_first_step_of_adam_by_hand_is_the_learning_rate_against_the_sign() -> None:
-    piece = Piece(Layers((1, 1)), np.ones(2, dtype=np.float32))
+    piece = ParamBlock(Layers((1, 1)), np.ones(2, dtype=np.float32))
     piece.grad[:] = [4.0, -0.5]
-    piece.step(0.1)
-    assert piece.weights.tolist() == pytest.approx([0.9, 1.1], abs=1e-6)
+    piece.adam_step(0.1)
+    assert piece.params.tolist() == pytest.approx([0.9, 1.1], abs=1e-6)
 
 
 def test_both_kinds_of_piece_do_the_same() -> None:
     one, two = _of_arrays(), _of_module()
-    others, anchor, fisher = (_gradient(k, len(one.weights)) for k in (7, 8, 9))
+    others, anchor, fisher = (_gradient(k, len(one.params)) for k in (7, 8, 9))
     for piece in (one, two):
         for alpha in (0.3, 0.7):
-            piece.blend(others, alpha)
-        _give(piece, _gradient(1, len(one.weights)))
-        piece.pull(piece.put(anchor), piece.put(fisher), 3.3)
-    np.testing.assert_array_equal(one.weights, array_of(two.weights))
+            piece.polyak_update(others, alpha)
+        _give(piece, _gradient(1, len(one.params)))
+        piece.add_penalty(piece.put(anchor), piece.put(fisher), 3.3)
+    np.testing.assert_array_equal(one.params, array_of(two.params))
     np.testing.assert_array_equal(one.grad, array_of(two.grad))
-    assert one.steepness() == pytest.approx(two.steepness(), rel=1e-5)
+    assert one.grad_norm() == pytest.approx(two.grad_norm(), rel=1e-5)
     sums = [np.ones_like(one.grad) for _ in range(2)]
     for piece, held in zip((one, two), sums, strict=True):
         piece.add_squares(piece.put(held))
     np.testing.assert_array_equal(*sums)
-    assert one.target_weights.tolist() == two.target_weights.tolist() != one.weights.tolist()
+    assert one.target_params.tolist() == two.target_params.tolist() != one.params.tolist()
 
 
 def test_flat_weights_are_the_modules_own_memory() -> None:
@@ -124,22 +122,22 @@ def test_gradients_of_autograd_land_in_the_flat_gradient() -> None:
 @BOTH
 def test_the_target_stays_until_it_follows(make: Make) -> None:
     piece = make(5)
-    old = array_of(piece.weights)
+    old = array_of(piece.params)
     piece.grad[:] = 1.0
-    piece.step(0.1)
-    assert np.array_equal(piece.target_weights, old)
-    piece.follow()
-    assert np.array_equal(piece.target_weights, piece.weights)
-    piece.step(0.1)
-    assert not np.array_equal(piece.target_weights, piece.weights)
+    piece.adam_step(0.1)
+    assert np.array_equal(piece.target_params, old)
+    piece.update_target()
+    assert np.array_equal(piece.target_params, piece.params)
+    piece.adam_step(0.1)
+    assert not np.array_equal(piece.target_params, piece.params)
 
 
 def test_the_target_of_a_module_is_a_module() -> None:
     piece, obs = _of_module(), torch.ones(1, 4)
     piece.grad.fill_(1.0)
-    piece.step(0.1)
+    piece.adam_step(0.1)
     assert not torch.equal(piece.target(obs), piece.module(obs))
-    piece.follow()
+    piece.update_target()
     assert torch.equal(piece.target(obs), piece.module(obs))
 
 
@@ -148,26 +146,26 @@ def test_a_restored_piece_goes_on_with_the_same_bits(make: Make) -> None:
     one, two = make(5), make(6)
     for step in range(10):
         _give(one, _gradient(step, len(one.grad)))
-        one.step(1e-2)
-    two.restore(one.state())
-    assert not np.array_equal(one.weights, one.target_weights)
+        one.adam_step(1e-2)
+    two.load_state_dict(one.state_dict())
+    assert not np.array_equal(one.params, one.target_params)
     for step in range(10, 20):
         for piece in (one, two):
             _give(piece, _gradient(step, len(one.grad)))
-            piece.step(1e-2)
-    assert np.array_equal(one.weights, two.weights)
-    assert np.array_equal(one.target_weights, two.target_weights)
-    assert one.steps == two.steps == 20
+            piece.adam_step(1e-2)
+    assert np.array_equal(one.params, two.params)
+    assert np.array_equal(one.target_params, two.target_params)
+    assert one.step == two.step == 20
 
 
 @BOTH
 def test_a_state_is_a_copy_and_not_a_view(make: Make) -> None:
     piece = make(5)
-    state = piece.state()
+    state = piece.state_dict()
     kept = {name: column.copy() for name, column in state.items()}
     piece.grad[:] = 1.0
-    piece.step(0.1)
-    piece.follow()
+    piece.adam_step(0.1)
+    piece.update_target()
     for name, column in kept.items():
         np.testing.assert_array_equal(state[name], column)
 
@@ -175,17 +173,17 @@ def test_a_state_is_a_copy_and_not_a_view(make: Make) -> None:
 def test_one_kind_restores_what_the_other_saved() -> None:
     one, two = _of_module(1), _of_arrays(2)
     one.grad.fill_(1.0)
-    one.step(0.1)
-    two.restore(one.state())
-    for name, column in one.state().items():
-        np.testing.assert_array_equal(two.state()[name], column)
+    one.adam_step(0.1)
+    two.load_state_dict(one.state_dict())
+    for name, column in one.state_dict().items():
+        np.testing.assert_array_equal(two.state_dict()[name], column)
 
 
 @BOTH
-@pytest.mark.parametrize("name", ["weights", "target", "mean", "square"])
+@pytest.mark.parametrize("name", ["params", "target", "exp_avg", "exp_avg_sq"])
 def test_a_state_of_another_size_is_refused(make: Make, name: str) -> None:
     piece = make(5)
-    state = piece.state()
+    state = piece.state_dict()
     state[name] = state[name][:-1]
     with pytest.raises(DamagedData, match=name):
-        piece.restore(state)
+        piece.load_state_dict(state)

@@ -21,14 +21,14 @@ from small import (
     walked,
 )
 
-from canal_mpi import position
-from canal_mpi.agent import Agent
+from canal_mpi.agent.loop import Agent
+from canal_mpi.agent.state import restore
 from canal_mpi.errors import DamagedData
 from canal_mpi.games import TEN_GAMES
-from canal_mpi.job import Job
-from canal_mpi.results.hdf5 import read_arrays, write_arrays
-from canal_mpi.schema import TABLES
-from canal_mpi.types import Array, Columns, Link, Parcel
+from canal_mpi.interfaces import Array, Columns, FetchResult, Link
+from canal_mpi.results.files import read_arrays, write_arrays
+from canal_mpi.results.store import TABLES
+from canal_mpi.settings import Job
 
 State = Callable[[], Columns]
 
@@ -70,7 +70,7 @@ def ended(agent: Agent) -> Columns:
     saved = {
         f"{k}/{n}/{c}": a for (k, n), columns in sink.saved.items() for c, a in columns.items()
     }
-    return rows | {f"end/{n}": c for n, c in agent.learner.state().items()} | saved
+    return rows | {f"end/{n}": c for n, c in agent.learner.state_dict().items()} | saved
 
 
 def differing(one: Columns, two: Columns) -> list[str]:
@@ -94,14 +94,14 @@ def cut_and_compare(
     end = ended(whole)
     for state in cuts.kept:
         other = agent()
-        position.restore(other, state)
+        restore(other, state)
         other.run()
         assert differing(end, ended(other)) == []
     return cuts
 
 
 def test_play_on_walks_can_be_cut_anywhere() -> None:
-    job = small_job(evaluation__every=10, evaluation__tasks="all", task__random_action=0.2)
+    job = small_job(evaluation__interval=10, evaluation__tasks="all", task__random_action=0.2)
     cuts = cut_and_compare(job, (RIGHT, LEFT), lambda: None, every=2)
     assert len(cuts.kept) == 1 + 40 + 1
 
@@ -112,11 +112,11 @@ def test_learning_from_a_lesson_can_be_cut_anywhere(mode: str, early: bool) -> N
     job = small_job(
         reuse__mode=mode,
         reuse__stop_early=early,
-        reuse__frames=0.5,
-        reuse__study=0.3,
-        reuse__check_every=5,
-        memory__ewc=1.0,
-        memory__ewc_batches=3,
+        reuse__steps=0.5,
+        reuse__pretrain_updates=0.3,
+        reuse__check_interval=5,
+        rehearsal__ewc_lambda=1.0,
+        rehearsal__ewc_batches=3,
     )
     teacher = expert(job)
     parcels = [parcel(score=1.0, network=teacher), parcel(LEFT, donor=2, network=expert(job, LEFT))]
@@ -130,7 +130,7 @@ def test_a_lesson_that_is_dropped_can_be_cut_before_and_after(
     evaluate = Agent.evaluate
 
     def worse(self: Agent) -> float:
-        score, self.doubt = 0 * evaluate(self) + 1 / self.looks, 0.0
+        score, self.std_error = 0 * evaluate(self) + 1 / self.looks, 0.0
         return score
 
     monkeypatch.setattr(Agent, "evaluate", worse)
@@ -141,8 +141,8 @@ def test_a_lesson_that_is_dropped_can_be_cut_before_and_after(
 
 
 def test_lessons_of_other_tasks_and_probes_can_be_cut() -> None:
-    job = small_job(share__policy="all", reuse__admission=False)
-    parcels: list[Parcel] = [parcel(LEFT), parcel(LEFT, donor=2), parcel(RIGHT, donor=3)]
+    job = small_job(share__policy="all", reuse__reject_if_worse=False)
+    parcels: list[FetchResult] = [parcel(LEFT), parcel(LEFT, donor=2), parcel(RIGHT, donor=3)]
     cut_and_compare(job, (RIGHT,), lambda: Donors(parcels), every=5)
     job = small_job(share__policy="simnet", share__gate="better")
     offers = [parcel(RIGHT, embedding=np.zeros(52, dtype="<f4"))]
@@ -150,7 +150,7 @@ def test_lessons_of_other_tasks_and_probes_can_be_cut() -> None:
 
 
 def test_no_cut_is_made_while_neighbours_swap_rows() -> None:
-    job = small_job(lsc__save=10, lsc__load=10)
+    job = small_job(row_exchange__save_interval=10, row_exchange__load_interval=10)
     agent, cuts = small_agent(job, link=Donors(), peers=lambda round_, task: [1]), Cuts()
     agent.saver = cuts
     agent.run()
@@ -163,10 +163,10 @@ def atari_job(**settings: Any) -> Job:
         **{
             "tasks": ["Krull"],
             "learn__widths": [16],
-            "learn__batch": 8,
-            "train__frames": 60,
+            "learn__batch_size": 8,
+            "train__steps": 60,
             "evaluation__max_steps": 5,
-            "replay__capacity": 40,  # rows are overwritten
+            "replay__buffer_size": 40,  # rows are overwritten
         }
         | settings
     )
@@ -175,15 +175,17 @@ def atari_job(**settings: Any) -> Job:
 @pytest.mark.atari
 @pytest.mark.parametrize("sticky", [0.0, 0.25])
 def test_atari_on_ram_can_be_cut_anywhere(sticky: float) -> None:
-    cut_and_compare(atari_job(task__sticky=sticky), ("Krull",), lambda: None, every=9)
+    cut_and_compare(
+        atari_job(task__repeat_action_probability=sticky), ("Krull",), lambda: None, every=9
+    )
 
 
 @pytest.mark.atari
 def test_atari_on_pixels_can_be_cut_anywhere() -> None:
     job = atari_job(
         task__obs="pixels",
-        task__sticky=0.25,
-        train__frames=24,
+        task__repeat_action_probability=0.25,
+        train__steps=24,
         learn__network="mlp",
         learn__widths=[4],
     )
@@ -191,7 +193,7 @@ def test_atari_on_pixels_can_be_cut_anywhere() -> None:
 
 
 def test_a_position_survives_a_file(tmp_path: Path) -> None:
-    job = small_job(reuse__frames=0.5, reuse__study=0.3)
+    job = small_job(reuse__steps=0.5, reuse__pretrain_updates=0.3)
     parcels = [parcel(score=1.0, network=expert(job))]
     whole, cuts = small_agent(job, link=Donors(parcels), sink=Sink()), Cuts(10)
     whole.saver = cuts
@@ -200,7 +202,7 @@ def test_a_position_survives_a_file(tmp_path: Path) -> None:
     for k, state in enumerate(cuts.kept):
         write_arrays(tmp_path / f"{k}.h5", state, {})
         other = small_agent(job, link=Donors(parcels), sink=Sink())
-        position.restore(other, read_arrays(tmp_path / f"{k}.h5"))
+        restore(other, read_arrays(tmp_path / f"{k}.h5"))
         other.run()
         assert differing(end, ended(other)) == []
 
@@ -212,7 +214,7 @@ def test_a_position_that_lacks_a_part_is_refused() -> None:
     state = cuts.kept[0]
     del state["streams/draws"]
     with pytest.raises(DamagedData, match="does not fit this agent"):
-        position.restore(small_agent(small_job()), state)
+        restore(small_agent(small_job()), state)
 
 
 class Whim(Walk):
@@ -235,7 +237,7 @@ gymnasium.register("Whim-v0", lambda **_: Whim(), disable_env_checker=True)
 def test_an_episode_that_cannot_be_repeated_starts_anew_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from canal_mpi.log import logger
+    from canal_mpi.errors import logger
 
     monkeypatch.setattr(logger, "propagate", True)
     job = small_job(tasks=["Whim-v0"], evaluation__episodes=0)
@@ -245,7 +247,7 @@ def test_an_episode_that_cannot_be_repeated_starts_anew_and_the_log_says_so(
     at_rest = next(s for s in cuts.kept if "attempt/env/game-0/played" in s)
     assert len(at_rest["attempt/env/game-0/played"]) == 1
     other = small_agent(job, ("Whim-v0",), sink=Sink())
-    position.restore(other, at_rest)
+    restore(other, at_rest)
     other.run()
     assert "not the same bits from here on" in caplog.text
     assert other.replay.own.spaces == WALK
@@ -281,11 +283,11 @@ class At:
 def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
     job = atari_job(
         tasks=[game],
-        train__frames=400,
-        task__sticky=0.25,
+        train__steps=400,
+        task__repeat_action_probability=0.25,
         task__random_action=0.1,
         evaluation__episodes=0,
-        learn__batch=4,
+        learn__batch_size=4,
     )
     cuts = [int(c) for c in np.random.default_rng(len(game)).choice(300, 20, replace=False) + 1]
     further = 12
@@ -294,7 +296,7 @@ def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
         agent = small_agent(job, (game,), sink=Sink())
         agent.saver = saver
         if state is not None:
-            position.restore(agent, state)
+            restore(agent, state)
         with pytest.raises(Enough):
             agent.run()
         return saver.kept

@@ -6,9 +6,18 @@ import numpy as np
 import pytest
 from fakes import MemorySink
 
-from canal_mpi.record import Recorder
-from canal_mpi.schema import TABLES, Rows
-from canal_mpi.types import CUT, ENDED, LIFE, Moved, Offer, Parcel, Progress, Step
+from canal_mpi.agent.recorder import Recorder
+from canal_mpi.interfaces import (
+    LIFE,
+    TERMINATED,
+    TRUNCATED,
+    FetchResult,
+    Offer,
+    Progress,
+    Step,
+    TransferEvent,
+)
+from canal_mpi.results.store import TABLES, Rows
 
 
 def recorder() -> tuple[Recorder, MemorySink, list[str]]:
@@ -29,7 +38,7 @@ def step(rewards: list[float], flags: list[int]) -> Step:
 
 def test_an_episode_becomes_a_row_when_it_ends_or_is_cut() -> None:
     record, sink, _ = recorder()
-    for flags in (0, LIFE, ENDED, 0, CUT, 0):
+    for flags in (0, LIFE, TERMINATED, 0, TRUNCATED, 0):
         record.step(step([2.0], [flags]))
     rows = sink.rows["episodes"]
     assert [(r["episode"], r["step"], r["return"], r["length"]) for r in rows] == [
@@ -42,15 +51,15 @@ def test_an_episode_becomes_a_row_when_it_ends_or_is_cut() -> None:
 
 def test_a_lost_life_together_with_a_cut_is_one_row() -> None:
     record, sink, _ = recorder()
-    record.step(step([1.0], [LIFE | CUT]))
+    record.step(step([1.0], [LIFE | TRUNCATED]))
     assert len(sink.rows["episodes"]) == 1
 
 
 def test_environments_of_a_batch_have_episodes_of_their_own() -> None:
     record, sink, _ = recorder()
     record.step(step([1.0, 10.0], [0, 0]))
-    record.step(step([1.0, 10.0], [0, ENDED]))
-    record.step(step([1.0, 10.0], [ENDED, 0]))
+    record.step(step([1.0, 10.0], [0, TERMINATED]))
+    record.step(step([1.0, 10.0], [TERMINATED, 0]))
     found = [(r["step"], r["return"], r["length"]) for r in sink.rows["episodes"]]
     assert found == [(4, 20.0, 2), (6, 3.0, 3)]
 
@@ -60,7 +69,7 @@ def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
     record.update(1.0)
     record.update(3.0)
     record.env_seconds, record.learn_seconds = 0.5, 0.25
-    record.step(step([7.0], [ENDED]))
+    record.step(step([7.0], [TERMINATED]))
     assert not record.turn(499, 500)
     assert record.turn(1, 500)
     record.training(0.3)
@@ -78,7 +87,7 @@ def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
 def test_the_mean_return_is_that_of_the_last_hundred_episodes() -> None:
     record, sink, _ = recorder()
     for number in range(150):
-        record.step(step([float(number)], [ENDED]))
+        record.step(step([float(number)], [TERMINATED]))
     record.training(0.0)
     assert sink.rows["train"][0]["return_mean"] == np.mean(range(50, 150))
 
@@ -90,7 +99,7 @@ def test_a_new_task_starts_all_counts_again() -> None:
     record.begin("Alien", 3)
     assert record.env_steps == record.updates == 0
     assert isnan(record.progress.loss)
-    record.step(step([1.0], [ENDED]))
+    record.step(step([1.0], [TERMINATED]))
     row = sink.rows["episodes"][0]
     assert (row["task"], row["round"], row["episode"], row["return"]) == ("Alien", 3, 1, 1.0)
 
@@ -115,15 +124,15 @@ def test_waiting_is_counted_and_shown_as_a_share() -> None:
 def test_the_ledger_notes_offers_lessons_drops_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
-    record.moved(Moved("offer", mine, 3, 4, 2, 700))
-    record.received(Parcel(theirs, b"x" * 600, 0.5, 0.25, sender=0))
+    record.moved(TransferEvent("offer", mine, 3, 4, 2, 700))
+    record.received(FetchResult(theirs, b"x" * 600, 0.5, 0.25, sender=0))
     assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
     record.used(theirs, 3.0, 4.0, kept=True)
     record.used(theirs, 3.0, 2.0, kept=False)
-    record.refused(Parcel(theirs, b"", 0.5, 0.25, sender=1), "checksum")
+    record.refused(FetchResult(theirs, b"", 0.5, 0.25, sender=1), "checksum")
     odd = Offer(2, 7, "", nan, 0, 0)
-    record.moved(Moved("refusal", odd, 2, 3, 7, reason="empty"))
-    record.moved(Moved("transfer", theirs, 0, 3, 1, 600, 0.125))
+    record.moved(TransferEvent("refusal", odd, 2, 3, 7, reason="empty"))
+    record.moved(TransferEvent("transfer", theirs, 0, 3, 1, 600, 0.125))
     found = [
         tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "kept", "reason"))
         for row in sink.rows["exchange"]
@@ -198,7 +207,7 @@ def test_every_evaluation_is_in_the_curve_and_the_last_one_counts() -> None:
 
 def test_rows_become_columns_of_the_schemas_types() -> None:
     record, sink, _ = recorder()
-    record.step(step([1.0], [ENDED]))
+    record.step(step([1.0], [TERMINATED]))
     record.training(0.1)
     record.evaluated([(5.0, 9)])
     record.swapped(Offer(1, 2, "Krull", nan, 9, 700))

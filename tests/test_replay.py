@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 from helpers import SPACES, Move, Player, number_of, observation
 
-from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Batch, Columns
+from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, Recipe
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.targets import TARGET_BYTES, Recipe
-from canal_mpi.types import CUT, ENDED, LIFE, Batch, Columns
 
 GAMMA = 0.9
 Target = tuple[float, float, int]  # return, discount, next state
@@ -22,9 +21,9 @@ def slow_target(moves: Sequence[Move], at: int, recipe: Recipe, scale: float) ->
         worth = {"clip": sign, "none": move.reward, "scale": move.reward / scale}
         total += discount * worth[recipe.reward]
         discount *= recipe.gamma
-        if move.flags & ENDED or (move.flags & LIFE and recipe.life_ends):
+        if move.flags & TERMINATED or (move.flags & LIFE and recipe.terminal_on_life_loss):
             return total, 0.0, move.after
-        if move.flags & CUT:
+        if move.flags & TRUNCATED:
             return total, discount, move.after
     return total, discount, moves[min(at + recipe.n_step, len(moves)) - 1].after
 
@@ -79,13 +78,13 @@ def lesson(seed: int, steps: int = 20) -> tuple[Columns, list[Move]]:
 
 
 @pytest.mark.parametrize("reward", ["clip", "none", "scale"])
-@pytest.mark.parametrize("life_ends", [True, False])
+@pytest.mark.parametrize("terminal_on_life_loss", [True, False])
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 @pytest.mark.parametrize("streams", [1, 2])
 def test_targets_match_a_slow_walk_over_the_moves(
-    streams: int, n_step: int, life_ends: bool, reward: str
+    streams: int, n_step: int, terminal_on_life_loss: bool, reward: str
 ) -> None:
-    recipe = Recipe(64, GAMMA, n_step, reward, life_ends)
+    recipe = Recipe(64, GAMMA, n_step, reward, terminal_on_life_loss)
     replay = Replay(SPACES, 25 * streams, recipe, streams)
     player = Player(replay.own, streams, n_step)
     rng = np.random.default_rng(2)
@@ -125,26 +124,26 @@ def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tupl
 
 
 def test_a_cut_episode_bootstraps_from_its_last_state() -> None:
-    _, found = single([0, CUT, 0, 0], Recipe(200, GAMMA, 3))
+    _, found = single([0, TRUNCATED, 0, 0], Recipe(200, GAMMA, 3))
     assert found[2] == pytest.approx((GAMMA, 3))
     assert found[1] == pytest.approx((GAMMA**2, 3))
 
 
 def test_an_ended_episode_does_not_bootstrap() -> None:
-    _, found = single([0, ENDED, 0, 0], Recipe(200, GAMMA, 3))
+    _, found = single([0, TERMINATED, 0, 0], Recipe(200, GAMMA, 3))
     assert found[1][0] == found[2][0] == 0
 
 
 def test_an_end_that_is_also_a_cut_does_not_bootstrap() -> None:
-    _, found = single([0, ENDED | CUT, 0], Recipe(200, GAMMA))
+    _, found = single([0, TERMINATED | TRUNCATED, 0], Recipe(200, GAMMA))
     assert found[2][0] == 0
 
 
-@pytest.mark.parametrize(("life_ends", "discount"), [(True, 0.0), (False, GAMMA)])
+@pytest.mark.parametrize(("terminal_on_life_loss", "discount"), [(True, 0.0), (False, GAMMA)])
 def test_a_setting_decides_whether_a_lost_life_stops_bootstrapping(
-    life_ends: bool, discount: float
+    terminal_on_life_loss: bool, discount: float
 ) -> None:
-    _, found = single([0, LIFE, 0], Recipe(200, GAMMA, life_ends=life_ends))
+    _, found = single([0, LIFE, 0], Recipe(200, GAMMA, terminal_on_life_loss=terminal_on_life_loss))
     assert found[2] == pytest.approx((discount, 3))
 
 
@@ -349,7 +348,9 @@ def restored(replay: Replay, capacity: int) -> Replay:
     again = Replay(SPACES, capacity, replay.recipe)
     others = {task: rows.export_all() for task, rows in replay.others.items()}
     again.begin([rows.export_all() for rows in replay.lessons], others)
-    again.own.restore({name: column.copy() for name, column in replay.own.state().items()})
+    again.own.load_state_dict(
+        {name: column.copy() for name, column in replay.own.state_dict().items()}
+    )
     again.foreign = replay.foreign
     return again
 

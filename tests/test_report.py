@@ -11,17 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from madeup import exchanged, write_run
+from madeup import GAMES, exchanged, write_run
 
-from canal_mpi.errors import UsageError
 from canal_mpi.games import TEN_GAMES
-from canal_mpi.report import svg
-from canal_mpi.report.page import page
-from canal_mpi.report.parts import table
-from canal_mpi.report.write import write_report
-from canal_mpi.results.compare import compare
-from canal_mpi.results.reading import load
-from canal_mpi.schema import Rows
+from canal_mpi.report import figures
+from canal_mpi.report.drawing import Figure, LeftOut, plain, styled
+from canal_mpi.report.report import page, render, write_report
+from canal_mpi.report.tables import Table, fault_rows, mixes, number
+from canal_mpi.results.compare import Comparison, compare
+from canal_mpi.results.reader import load
+from canal_mpi.results.store import Rows
 
 VOID = {"meta", "link", "br", "i"}
 
@@ -48,9 +47,7 @@ class Page(HTMLParser):
         assert self._open.pop() == tag
 
     def ids(self) -> list[str]:
-        return [
-            str(attrs["id"]) for _, attrs in self.found if "id" in attrs and attrs["id"] != "to"
-        ]
+        return [str(attrs["id"]) for _, attrs in self.found if "id" in attrs]
 
 
 def made(*runs: Path) -> tuple[str, Page]:
@@ -59,7 +56,11 @@ def made(*runs: Path) -> tuple[str, Page]:
 
 
 def test_the_page_of_a_run_has_every_figure(tmp_path: Path) -> None:
-    text, found = made(write_run(tmp_path / "a"))
+    run = load(write_run(tmp_path / "a"))
+    run["exchange"]["kind"] = run["exchange"]["kind"].astype("U8")
+    run["exchange"]["kind"][-1] = "transfer"
+    text = page(compare([run]))
+    found = Page(text)
     ids = set(found.ids())
     assert {"timeline", "topology", "flow", "curve-0", "curve-2", "heat-0", "heat-1"} <= ids
     assert {"forgetting", "isolated", "time", "bytes", "measures", "tasks"} <= ids
@@ -84,7 +85,8 @@ def test_nothing_is_loaded_from_anywhere(tmp_path: Path) -> None:
         assert name not in ("img", "iframe", "object", "embed", "base", "form")
         assert not {"src", "srcset", "action", "onclick", "onload"} & attrs.keys()
         assert attrs.get("href", "data:,") == "data:,"
-    assert "url(" not in text.replace("url(#to)", "")
+        assert (attrs.get("xlink:href") or "#").startswith("#")
+    assert "url(" not in text.replace("url(#", "")
     assert "@import" not in text
     assert "default-src 'none'" in text
 
@@ -93,7 +95,7 @@ def test_what_a_run_says_is_never_markup(tmp_path: Path) -> None:
     nasty = '<script>alert(1)</script>"><b>&amp;'[:60]
     folder = write_run(tmp_path / "a", tasks=[nasty, "Krull"])
     (folder / "events.jsonl").write_text(json.dumps({"event": "<img src=x>", "time": 1}) + "\n")
-    text, found = made(folder)
+    text, found = made(folder, write_run(tmp_path / "<i>b", tasks=[nasty, "Krull"], share=False))
     assert "<script>alert" not in text
     assert [name for name, _ in found.found].count("script") == 1
     assert not [name for name, _ in found.found if name in ("b", "img")]
@@ -109,7 +111,8 @@ def test_several_runs_are_set_beside_each_other(tmp_path: Path) -> None:
     assert len(ids) == len(set(ids))
     assert "no sharing" in text
     assert 'class="n best"' in text
-    assert "TA = " in text
+    assert "<title>share exact against no sharing · canal-mpi" in text
+    assert "× fewer steps" in text and "TA = " not in text
 
 
 def current(agent: int, after: int, task: str) -> float:
@@ -139,8 +142,6 @@ def test_a_run_that_lacks_something_is_shown_with_a_note(tmp_path: Path, kind: s
 
 
 def test_refusals_drops_and_events_are_listed(tmp_path: Path) -> None:
-    from canal_mpi.report.tables import fault_rows
-
     folder = write_run(tmp_path / "a")
     run, rows = load(folder), Rows()
     exchanged(rows, 2, 0, 1, "Krull", "refusal", "message fails its checksum")
@@ -180,47 +181,172 @@ def refuse(word: str) -> None:
     raise AssertionError(f"{word} is not JSON")
 
 
-def test_figures_come_as_png(tmp_path: Path) -> None:
-    pytest.importorskip("resvg_py", reason="resvg-py is not installed (extra: png)")
-    files = write_report([write_run(tmp_path / "a")], png=True)
-    pictures = [file for file in files if file.suffix == ".png"]
-    assert len(pictures) > 10
-    for file in pictures:
-        assert file.read_bytes().startswith(b"\x89PNG")
-        assert file.stat().st_size > 500
+def test_figures_come_as_png_pdf_and_svg_that_are_the_same_every_time(tmp_path: Path) -> None:
+    folder, into = write_run(tmp_path / "a"), tmp_path / "figures"
+    files = write_report([folder], png=True, figures=into)
+    begins = {".png": b"\x89PNG", ".pdf": b"%PDF", ".svg": b"<?xml"}
+    for kind, first in begins.items():
+        pictures = [file for file in files if file.suffix == kind]
+        assert len(pictures) > 10
+        assert all(file.read_bytes().startswith(first) for file in pictures)
+        assert all(file.stat().st_size > 500 for file in pictures)
+    before = files[0].read_bytes()
+    write_report([folder])
+    assert files[0].read_bytes() == before
+    for kind in begins:
+        with styled():
+            figure = figures.timeline(load(folder))
+        assert (
+            figure.file(kind[1:])
+            == (
+                folder / "report/a-timeline.png" if kind == ".png" else into / f"a-timeline{kind}"
+            ).read_bytes()
+        )
 
 
-def test_png_without_its_library_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def only_the_task_just_learnt(agent: int, after: int, task: str) -> float:
+    return 5.0 if after and task == GAMES[(agent + after - 1) % len(GAMES)] else nan
+
+
+def test_a_figure_with_nothing_to_show_is_left_out_with_what_would_fill_it(tmp_path: Path) -> None:
+    text, found = made(write_run(tmp_path / "a", share=False))
+    assert not {"topology", "flow", "bytes"} & {*found.ids()}
+    assert "Left out: Who hears whom; agents did not share; --share exact makes them." in text
+    text, found = made(write_run(tmp_path / "b", score=only_the_task_just_learnt))
+    assert not {"heat-0", "forgetting", "isolated"} & {*found.ids()}
+    need = "it needs evaluations on all tasks: --set evaluation.tasks=all"
+    missing = "Scores on every task after every round, What was kept until the end"
+    assert f"Left out: {missing}, What one task did to another; {need}." in text
+
+
+def test_students_stand_at_the_round_in_which_they_learnt(tmp_path: Path) -> None:
+    from canal_mpi.results.measures import Measured
+
+    with styled():
+        figure = figures.curve(Measured(load(write_run(tmp_path / "a"))), 1)
+    assert isinstance(figure, Figure)
+    marks = {line.get_label(): line for line in figure.axes.lines if line.get_label()[0] == "a"}
+    places = {name: (list(line.get_xdata()), line.get_marker()) for name, line in marks.items()}
+    assert places == {"agent 0": ([2], "D"), "agent 1": ([1], "o")}
+
+
+def test_no_axis_of_what_can_not_be_negative_goes_below_zero(tmp_path: Path) -> None:
+    good: dict[str, Any] = {"score": lambda agent, after, task: 9000.0 * (1 + after)}
+    runs = [write_run(tmp_path / "a", **good), write_run(tmp_path / "b", share=False, **good)]
+    comparison = compare([load(run) for run in runs])
+    with styled():
+        shown = [figures.progress(comparison), figures.advantage(comparison)]
+    for figure in shown:
+        assert isinstance(figure, Figure)
+        low, high = figure.axes.get_ylim()
+        assert -0.05 * high <= low <= 0
+
+
+def test_equal_series_differ_in_line_and_mark(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, lesson_steps=1000) for name in "ab"]
+    comparison = compare([load(run) for run in runs])
+    for k, group in enumerate(comparison.groups * (3 - len(comparison.groups))):
+        group.label = f"group {k}"
+    twice = Comparison([*comparison.groups, *comparison.groups][:2], comparison.scale)
+    with styled():
+        figure = figures.progress(twice)
+    assert isinstance(figure, Figure)
+    one, other = figure.axes.lines
+    assert (one.get_ydata() == other.get_ydata()).all()
+    for name in ("color", "linestyle", "marker", "linewidth"):
+        assert getattr(one, f"get_{name}")() != getattr(other, f"get_{name}")() or name == "color"
+
+
+def a_sweep(folder: Path, *clocks: str) -> Comparison:
+    """Runs on two mixes of hosts: one of them waits."""
+    runs = []
+    for hosts in (["nano-1", "nano-2"], ["xavier-1", "nano-1"]):
+        for clock in clocks:
+            run = load(write_run(folder / f"{hosts[0]}-{clock}"))
+            run["agents"]["host"] = np.array(hosts)
+            job = str(run.attributes["job"]).replace('exchange = "rounds"', f'exchange = "{clock}"')
+            run.attributes["job"] = job
+            run["tasks"]["seconds"] *= 2 if clock == "rounds" else 1
+            mine = run["tasks"]["agent"] == 0
+            run["tasks"]["wait_seconds"][mine] = 12.0 if hosts[0][0] == "x" else 0.0
+            runs.append(run)
+    return compare(runs)
+
+
+def test_a_sweep_over_mixes_of_hosts_says_which_is_fastest_and_who_waits(tmp_path: Path) -> None:
+    comparison = a_sweep(tmp_path, "rounds", "free")
+    text = page(comparison)
+    ids = Page(text).ids()
+    assert {"mix-wall", "mix-waiting", "mix-score", "mixes"} <= {*ids} and "mix-cpu" not in ids
+    assert "Left out: CPU time; /tasks of these runs has no column cpu_seconds." in text
+    assert "<h1>2 mixes of hosts</h1>" in text
+    assert "Which mix is fastest?" in text and "2 nano, free" in text
+    assert "Who waits for whom?" in text and "xavier for nano: " in text
+    found = {(one.hosts, one.clock): one for one in mixes(comparison)}
+    assert len(found) == 4
+    assert found["1 xavier, 1 nano", "rounds"].wall == 60.0
+    assert found["1 xavier, 1 nano", "free"].waits == {"xavier": 1.2, "nano": 0.1}
+
+
+def test_cpu_seconds_are_drawn_where_the_files_have_them(tmp_path: Path) -> None:
+    comparison = a_sweep(tmp_path, "rounds")
+    for group in comparison.groups:
+        for measured in group.runs:
+            tasks = measured.run["tasks"]
+            tasks["cpu_seconds"] = np.full(len(tasks["agent"]), 3.0)
+    assert [one.cpu for one in mixes(comparison)] == [18.0, 18.0]
+    with styled():
+        shown = figures.mix_bars(mixes(comparison))
+    assert [type(one) for one in shown] == [Figure] * 4
+
+
+def test_runs_on_the_same_hosts_are_no_mixes(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", share=False)]
+    assert mixes(compare([load(run) for run in runs])) == []
+
+
+def test_a_comparison_of_many_runs_names_none_in_its_title_and_points_to_each(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "resvg_py", None)
-    with pytest.raises(UsageError, match=r"canal-mpi\[png\]"):
-        write_report([write_run(tmp_path / "a")], png=True)
+    runs = [write_run(tmp_path / f"a{seed}", seed=seed) for seed in range(6)]
+    text, found = made(*runs)
+    assert "<h1>6 runs compared</h1>" in text
+    assert f"canal-mpi report {runs[5]}" in text
+    assert "run0-timeline" not in found.ids()
+
+
+def test_names_are_drawn_as_they_are_and_as_long_as_there_is_room(tmp_path: Path) -> None:
+    assert plain("a\x1b[31m\nb") == "a\ufffd[31m\ufffdb"
+    assert plain("x" * 30, 10) == "x" * 9 + "…"
+    text, _ = made(write_run(tmp_path / "a", tasks=["$\\frac$", "a\x07b", "模型"]))
+    assert "$\\frac$" in text and "模型" in text
 
 
 def test_numbers_are_for_people() -> None:
     shown = {0.0: "0", -0.00001: "0", 1234567.0: "1,234,567", -12.345: "−12.35", 0.1234: "0.123"}
-    assert {value: svg.number(value) for value in shown} == shown
-    assert svg.number(nan) == "–"
+    assert {value: number(value) for value in shown} == shown
+    assert number(nan) == "–"
+    assert number(1e300) == "1.00e+300"
 
 
-def test_ticks_are_round_and_inside() -> None:
-    assert svg.ticks(0, 1000) == [0, 250, 500, 750, 1000]
-    assert svg.ticks(-0.13, 0.97) == pytest.approx([0, 0.5])
-    assert svg.ticks(5, 5) == [5]
-
-
-def test_a_topology_is_drawn_with_arrows_where_it_goes_one_way() -> None:
-    both = svg.graph(["0", "1"], [(0, 1), (1, 0)], "t", "a")
-    one = svg.graph(["0", "1"], [(0, 1)], "t", "a")
-    assert both.count("<line") == one.count("<line") == 1
-    assert "marker-end" in one
-    assert "marker-end" not in both
-    assert svg.graph(["0"], [], "t", "a").count("<circle") == 1
+def test_a_topology_is_drawn_with_arrows_where_it_goes_one_way(tmp_path: Path) -> None:
+    run, arrows = load(write_run(tmp_path / "a")), []
+    for edges in ([[0, 1], [1, 0]], [[0, 1], [0, 0]], [[0, 0], [0, 0]]):
+        run.adjacency[:] = edges
+        with styled():
+            figure = figures.topology(run)
+        if isinstance(figure, Figure):
+            arrows.append((len(figure.axes.lines), len(figure.axes.collections[0].U)))
+    assert arrows == [(1, 0), (0, 1)]
+    assert isinstance(figure, LeftOut)
 
 
 def test_cells_that_are_not_numbers_sort_last() -> None:
-    found = table("c", ["a"], [[1.0], [nan]])
+    one = Table("c", ["a"], [[1.0], [nan]])
+    empty = {"title": "t", "chips": [], "cards": [], "notes": [], "runs": [], "folders": []}
+    shown: dict[str, Any] = {"sections": [], "left_out": {}}
+    scale = {"name": "HNS", "about": ""}
+    found = render("report.html.j2", shown=shown, tables=[one], scale=scale, **empty)
     assert 'data-v="1.0"' in found
     assert 'data-v=""' in found
 

@@ -1,10 +1,11 @@
 """Which checkpoints a resumed run takes, which changes it allows, and real ranks that stop."""
 
+import json
 import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from launch import SMOKE, columns, differences, environment, mpirun, processes_w
 from canal_mpi import config
 from canal_mpi.errors import RanksDiffer, UsageError
 from canal_mpi.rank.plan import Request
-from canal_mpi.rank.resume import Choice, _choice, folder_to_resume, resumed_plan
-from canal_mpi.results.checkpoint import Mark
+from canal_mpi.rank.resume import ResumePoint, choose, folder_to_resume, resumed_plan
+from canal_mpi.results.checkpoint import Found, Mark
 
 JOB = config.resolve({"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "same"}, environ={})
 TEXT = config.to_toml(JOB)
@@ -25,17 +26,13 @@ RUN = Path("runs/x")
 
 def report(*files: tuple[int, int, int], agents: int = 2, run_id: str = "a") -> dict[str, Any]:
     """What one host says: (agent, round, save) of its checkpoints."""
-    return {
-        "files": [(*file, run_id, agents, 0, 0) for file in files],
-        "jobs": [TEXT],
-        "damaged": [],
-        "run": [],
-        "finished": False,
-    }
+    found = [Found(agent, Mark(*mark), run_id, agents, 0, TEXT) for agent, *mark in files]
+    return {"files": [asdict(one) for one in found], "damaged": []}
 
 
-def chosen(*reports: dict[str, Any], hosts: list[str]) -> Choice:
-    return Choice.from_json(_choice(dict(enumerate(reports)), RUN, hosts).to_json())
+def chosen(*reports: dict[str, Any], hosts: list[str]) -> ResumePoint:
+    sent = json.dumps(asdict(choose(dict(enumerate(reports)), RUN, hosts)))
+    return ResumePoint.from_dict(json.loads(sent))
 
 
 def test_the_newest_round_that_all_have_is_taken_with_each_ones_newest_checkpoint() -> None:
@@ -67,52 +64,51 @@ def test_a_folder_without_a_run_is_refused() -> None:
         chosen({}, hosts=["a"])
 
 
-CHOICE = Choice("a", TEXT, 2, 0, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1: 0})
+POINT = ResumePoint("a", TEXT, 2, 0, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1: 0})
 
 
 def planned(**flags: Any) -> Any:
     named = {key.replace("__", "."): value for key, value in flags.items()}
-    return resumed_plan(Request(named, resume="runs/x"), CHOICE, RUN, ["here"] * 2)
+    return resumed_plan(Request(named, resume="runs/x"), POINT, RUN, ["here"] * 2)
 
 
 def test_a_resumed_run_may_get_more_of_everything() -> None:
-    plan = planned(train__frames=30000, timeout=9.0, checkpoint__every=7)
-    assert (plan.job.train.frames, plan.job.timeout, plan.run_id) == (30000, 9.0, "a")
+    plan = planned(train__steps=30000, timeout=9.0, checkpoint__interval=7)
+    assert (plan.job.train.steps, plan.job.timeout, plan.run_id) == (30000, 9.0, "a")
     plan = planned(tasks=["CartPole-v1", "Acrobot-v1", "MountainCar-v0"])
     assert [len(order) for order in plan.orders] == [3, 3]
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
+def test_a_changed_job_is_refused_with_the_difference() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"learn__lr": 0.1}, "learn.lr: 0.0005 before, 0.1 now"),
         ({"seed": 2}, "seed: 1 before, 2 now"),
-        ({"train__frames": 5}, "train.frames: 20000 before, 5 now"),
+        ({"train__steps": 5}, "train.steps: 20000 before, 5 now"),
         ({"tasks": ["CartPole-v1"]}, "tasks:"),
         ({"tasks": ["Acrobot-v1", "CartPole-v1"]}, "it has learnt CartPole-v1"),
-    ],
-)
-def test_a_changed_job_is_refused_with_the_difference(flags: dict[str, Any], words: str) -> None:
-    with pytest.raises(RanksDiffer) as error:
-        planned(**flags)
-    assert words in str(error.value)
+    ]
+    for flags, words in cases:
+        with pytest.raises(RanksDiffer) as error:
+            planned(**flags)
+        assert words in str(error.value)
 
 
 def test_another_number_of_ranks_is_refused_with_the_command() -> None:
     with pytest.raises(RanksDiffer, match="mpirun -np 2 canal-mpi train --resume runs/x"):
-        resumed_plan(Request(resume="runs/x"), CHOICE, RUN, ["here"] * 3)
+        resumed_plan(Request(resume="runs/x"), POINT, RUN, ["here"] * 3)
 
 
-@pytest.mark.parametrize("odd", [{"job_file": "quick"}, {"out": "x"}, {"force": True}])
-def test_what_the_run_decides_can_t_be_given(odd: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="leave out --"):
-        folder_to_resume(replace(Request(resume="runs/x"), **odd))
+def test_what_the_run_decides_can_t_be_given() -> None:
+    given: list[dict[str, Any]] = [{"job_file": "quick"}, {"out": "x"}, {"force": True}]
+    for odd in given:
+        with pytest.raises(UsageError, match="leave out --"):
+            folder_to_resume(replace(Request(resume="runs/x"), **odd))
 
 
 # Real ranks
 
-LINEAR = ("--set", "learn.algorithm=linear", "--set", "checkpoint.every=50")
-LONG = (*SMOKE, *LINEAR, "--frames", "2000")
+SMALL = ("--set", "learn.widths=8", "--set", "checkpoint.interval=50")
+LONG = (*SMOKE, *SMALL, "--frames", "2000")
 
 
 @pytest.fixture(scope="module")
@@ -190,7 +186,7 @@ def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
-    job = begin(out, "openmpi", "--set", "timeout=8", "--set", "checkpoint.every=0")
+    job = begin(out, "openmpi", "--set", "timeout=8", "--set", "checkpoint.interval=0")
     pid = int((out / f"logs/agent-{rank}.log").read_text().split("process ")[1].split()[0])
     os.kill(pid, signal.SIGSTOP)
     err = end(job)
@@ -207,7 +203,7 @@ def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
     out: Path, tmp_path: Path
 ) -> None:
     result = mpirun(
-        2, "train", *SMOKE, *LINEAR, "--frames", "200000", "--max-time", "8s", "--out", str(out)
+        2, "train", *SMOKE, *SMALL, "--frames", "200000", "--max-time", "8s", "--out", str(out)
     )
     assert result.code == 75, result.err
     assert "its time is over (--max-time)" in result.err
@@ -245,7 +241,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(out: Path, whol
 @pytest.mark.mpi
 def test_a_finished_run_goes_on_with_more_rounds(out: Path, tmp_path: Path) -> None:
     at_once = tmp_path / "at_once"
-    job = (*SMOKE, *LINEAR)
+    job = (*SMOKE, *SMALL)
     assert mpirun(2, "train", *job, "--out", str(at_once)).code == 0
     assert mpirun(2, "train", *job, "--set", "train.rounds=1", "--out", str(out)).code == 0
     more = mpirun(2, "train", "--resume", str(out), "--set", "train.rounds=0")

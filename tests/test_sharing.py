@@ -22,17 +22,17 @@ from small import (
     small_dqn,
     small_job,
 )
+from thread_links import ThreadLink
 
-from canal_mpi import pick
+from canal_mpi.agent.lessons import Sharing
+from canal_mpi.agent.recorder import Recorder
+from canal_mpi.errors import lookup
+from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, FetchResult, Link, Offer
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.share import POLICIES
+from canal_mpi.membuf.selection import POLICIES
 from canal_mpi.rank.build import embedder, recipe
-from canal_mpi.record import Recorder
-from canal_mpi.sharing import Sharing
 from canal_mpi.topology.graphs import full
-from canal_mpi.topology.link import ThreadLink
-from canal_mpi.types import CUT, ENDED, Array, Link, Offer, Parcel
 
 
 class _Side:
@@ -44,14 +44,14 @@ class _Side:
         job = small_job(**settings)
         self.sink, self.played = Sink(), 0
         self.learner = small_dqn(job)
-        policy = pick.pick("policy", job.share.policy, POLICIES)
+        policy = lookup("policy", job.share.policy, POLICIES)
         record = Recorder(self.sink, lambda progress: None, number, WALK.row_bytes)
         record.begin(RIGHT, 3)
         self.sharing = Sharing(
             job, number, link, policy, record, embedder(job, WALK), lambda round_, task: peers
         )
         self.sharing.begin(RIGHT, 3)
-        self.replay = Replay(WALK, job.replay.capacity, recipe(job))
+        self.replay = Replay(WALK, job.replay.buffer_size, recipe(job))
         self.begin()
 
     def begin(self) -> None:
@@ -77,7 +77,7 @@ class _Side:
         return [moves(lesson.export_all()) for lesson in self.replay.lessons]
 
 
-def _offers() -> list[Parcel]:
+def _offers() -> list[FetchResult]:
     return [
         parcel(RIGHT, donor=1, round_=1, score=5.0, embedding=np.array([1, 0], "<f4")),
         parcel(LEFT, donor=2, round_=2, score=1.0, embedding=np.array([0, 1], "<f4")),
@@ -149,7 +149,7 @@ def _together(sides: Sequence[_Side], plans: Sequence[tuple[int, dict[int, int]]
 
     def life(side: _Side, steps: int, marks: dict[int, int]) -> None:
         side.play(steps, marks)
-        side.sharing.finish_swaps(side.learner)
+        side.sharing.finish_swaps()
 
     threads = [
         threading.Thread(target=life, args=(side, *plan), daemon=True)
@@ -172,8 +172,8 @@ def _sides(count: int, **settings: Any) -> list[_Side]:
 
 
 def test_new_rows_reach_every_other_agent_exactly_once() -> None:
-    sides = _sides(3, lsc__save=20, lsc__load=50)
-    _together(sides, [(200, {}), (200, {33: ENDED}), (200, {})])
+    sides = _sides(3, row_exchange__save_interval=20, row_exchange__load_interval=50)
+    _together(sides, [(200, {}), (200, {33: TERMINATED}), (200, {})])
     for side in sides:
         swaps = [range(40), range(40, 100), range(100, 140), range(140, 200)]
         assert side.arrived() == [list(numbers) for numbers in swaps for _ in range(2)]
@@ -181,7 +181,7 @@ def test_new_rows_reach_every_other_agent_exactly_once() -> None:
 
 
 def test_nothing_beyond_the_last_multiple_of_save_is_sent() -> None:
-    sides = _sides(2, lsc__save=20, lsc__load=50)
+    sides = _sides(2, row_exchange__save_interval=20, row_exchange__load_interval=50)
     _together(sides, [(170, {}), (170, {})])
     for side in sides:
         assert side.arrived() == [
@@ -192,14 +192,16 @@ def test_nothing_beyond_the_last_multiple_of_save_is_sent() -> None:
 
 
 def test_play_that_was_cut_arrives_exactly_once_too() -> None:
-    sides = _sides(2, lsc__save=25, lsc__load=50)
-    _together(sides, [(100, {12: CUT, 30: CUT, 77: CUT}), (100, {})])
+    sides = _sides(2, row_exchange__save_interval=25, row_exchange__load_interval=50)
+    _together(sides, [(100, {12: TRUNCATED, 30: TRUNCATED, 77: TRUNCATED}), (100, {})])
     assert sorted(sides[1].arrived_in_all()) == list(range(100))
     assert sorted(sides[0].arrived_in_all()) == list(range(100))
 
 
 def test_a_swap_without_new_rows_is_no_refusal() -> None:
-    sides = _sides(2, lsc__save=60, lsc__load=20)  # ready rows only at every third swap
+    sides = _sides(
+        2, row_exchange__save_interval=60, row_exchange__load_interval=20
+    )  # ready rows only at every third swap
     _together(sides, [(120, {}), (120, {})])
     for side in sides:
         assert side.arrived_in_all() == list(range(120))
@@ -207,7 +209,7 @@ def test_a_swap_without_new_rows_is_no_refusal() -> None:
 
 
 def test_an_agent_that_is_done_early_is_skipped_from_then_on() -> None:
-    sides = _sides(3, lsc__save=10, lsc__load=50)
+    sides = _sides(3, row_exchange__save_interval=10, row_exchange__load_interval=50)
     _together(sides, [(60, {}), (200, {}), (200, {})])
     for side in sides[1:]:
         arrived = side.arrived()
@@ -217,7 +219,7 @@ def test_an_agent_that_is_done_early_is_skipped_from_then_on() -> None:
 
 
 def test_an_agent_that_never_plays_lets_the_others_go_on() -> None:
-    sides = _sides(2, lsc__save=10, lsc__load=50)
+    sides = _sides(2, row_exchange__save_interval=10, row_exchange__load_interval=50)
     _together(sides, [(0, {}), (100, {})])
     assert sides[1].arrived() == []
     assert sides[0].arrived() == []
@@ -227,7 +229,11 @@ def test_a_task_that_is_played_again_after_a_dropped_lesson_swaps_from_its_start
     link = Donors([parcel(network=None)])
     link.answers = [parcel(rows=played(3), donor=1, round_=1).data for _ in range(6)]
     job = small_job(
-        lsc__save=10, lsc__load=10, reuse__mode="mix", reuse__frames=0.5, reuse__stop_early=False
+        row_exchange__save_interval=10,
+        row_exchange__load_interval=10,
+        reuse__mode="mix",
+        reuse__steps=0.5,
+        reuse__stop_early=False,
     )
     agent = small_agent(job, link=link, peers=lambda round_, task: [1])
     scores = iter([5.0, 1.0, 1.0])  # before, after the lesson, after playing in full
@@ -245,9 +251,9 @@ def _moves_sent(data: bytes) -> int:
 
 def test_swaps_are_off_unless_asked_for() -> None:
     link = Donors()
-    side = _Side(link, 0, [1], lsc__load=5)
+    side = _Side(link, 0, [1], row_exchange__load_interval=5)
     side.play(20)
-    side.sharing.finish_swaps(side.learner)
+    side.sharing.finish_swaps()
     assert link.traded == []
 
 
@@ -258,7 +264,7 @@ def test_damaged_rows_of_a_swap_are_refused_and_the_swapping_goes_on() -> None:
     foreign = parcel(rows=played(9), donor=4, round_=3).data  # sent by agent 1 in 4's name
     other_task = parcel(LEFT, rows=played(9), donor=1, round_=3).data
     link = Donors(answers=[bytes(bad), foreign, other_task, b"nonsense", good])
-    side = _Side(link, 0, [1], lsc__save=5, lsc__load=5)
+    side = _Side(link, 0, [1], row_exchange__save_interval=5, row_exchange__load_interval=5)
     side.play(25)
     assert side.sink.kinds() == ["refusal"] * 4 + ["swap"]
     assert side.arrived() == [list(range(9))]
@@ -266,14 +272,21 @@ def test_damaged_rows_of_a_swap_are_refused_and_the_swapping_goes_on() -> None:
 
 def test_swapped_rows_are_drawn_as_often_as_own_ones() -> None:
     link = Donors(answers=[parcel(rows=played(75), donor=1, round_=3).data])
-    side = _Side(link, 0, [1], lsc__save=25, lsc__load=25, learn__batch=100)
+    side = _Side(
+        link,
+        0,
+        [1],
+        row_exchange__save_interval=25,
+        row_exchange__load_interval=25,
+        learn__batch_size=100,
+    )
     side.play(25)
     assert side.replay.foreign == pytest.approx(0.75)
 
 
 def test_the_ledger_says_how_many_rows_a_swap_brought() -> None:
     link = Donors(answers=[parcel(rows=played(9), donor=1, round_=3).data])
-    side = _Side(link, 0, [1], lsc__save=5, lsc__load=5)
+    side = _Side(link, 0, [1], row_exchange__save_interval=5, row_exchange__load_interval=5)
     side.play(5)
     (row,) = side.sink.rows["exchange"]
     assert row["rows"] == 10

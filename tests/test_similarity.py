@@ -6,18 +6,18 @@ from small import WALK, Sink, random_batch, small_job
 
 from canal_mpi.config import resolve
 from canal_mpi.games import TEN_GAMES
-from canal_mpi.job import Job
+from canal_mpi.interfaces import Array, Columns
 from canal_mpi.learn.simnet import train_simnet
-from canal_mpi.membuf.similarity import (
+from canal_mpi.membuf.selection import (
     cosine_distance,
     distance,
     play_embedding,
     sorted_distance,
     weights_distance,
 )
-from canal_mpi.rank import build
-from canal_mpi.topology.link import SoloLink
-from canal_mpi.types import Array, Columns
+from canal_mpi.rank.build import make_agent
+from canal_mpi.settings import Job
+from canal_mpi.topology.exchange import alone
 
 
 def _array(*numbers: float) -> Array:
@@ -125,7 +125,7 @@ def _ten_games(job: Job, agent: int) -> list[Array]:
     """Embeddings of random play on the ten games, as an agent with that number probes them."""
     found = []
     for task in TEN_GAMES:
-        made = build.agent(job, agent, [task], SoloLink(), Sink(), lambda progress: None)
+        made = make_agent(job, agent, [task], alone, Sink(), lambda progress: None)
         made.task = task
         made.sharing.begin(task, 1)
         found.append(made.probe())
@@ -155,7 +155,7 @@ def test_the_same_game_is_nearest(policy: str, kind: str, measure: str, least: i
 
 def test_embeddings_of_an_agent_come_from_its_probe() -> None:
     job = small_job(share__policy="wasserstein")
-    made = build.agent(job, 0, list(job.tasks), SoloLink(), Sink(), lambda progress: None)
+    made = make_agent(job, 0, list(job.tasks), alone, Sink(), lambda progress: None)
     made.task = job.tasks[0]
     seen: list[Columns] = []
 

@@ -9,22 +9,22 @@ from slurm import Slurm, why_not
 
 pytestmark = [pytest.mark.mpi, pytest.mark.root, pytest.mark.slow]
 JOBS = ROOT / "jobs"
-LINEAR = """
+JOB_TOML = """
 tasks = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"]
 order = "rotate"
 [train]
-frames = 6000
+steps = 6000
 [learn]
-algorithm = "linear"
-batch = 32
-starts = 32
+widths = [8]
+batch_size = 32
+learning_starts = 32
 [evaluation]
 episodes = 1
 max_steps = 100
 [reuse]
-admission = false
+reject_if_worse = false
 [checkpoint]
-every = 50
+interval = 50
 """
 
 
@@ -44,7 +44,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 def whole(slurm: Slurm, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run of the single-node script, undisturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    (folder / "job.toml").write_text(LINEAR)
+    (folder / "job.toml").write_text(JOB_TOML)
     given = {"JOB": str(folder / "job.toml"), "RUN": str(folder / "run")}
     job = slurm.submit("--ntasks=3", str(JOBS / "single-node.sbatch"), **given)
     said = slurm.finish(job)
@@ -88,7 +88,7 @@ def test_an_array_sweeps_and_its_last_point_writes_the_report(
 
 def test_the_multi_node_script_uses_both_nodes(slurm: Slurm, tmp_path: Path) -> None:
     short = tmp_path / "short.toml"
-    short.write_text(LINEAR.replace("6000", "100"))
+    short.write_text(JOB_TOML.replace("6000", "100"))
     given = {"JOB": str(short), "RUN": str(tmp_path / "run")}
     job = slurm.submit("--ntasks-per-node=2", str(JOBS / "multi-node.sbatch"), **given)
     said = slurm.finish(job)

@@ -1,6 +1,8 @@
-"""run.h5, read by plain h5py alone, as DESIGN.md describes it."""
+"""Rows of results, and run.h5 as plain h5py reads it."""
 
 import json
+from itertools import product
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,17 @@ import numpy as np
 import pytest
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.results.hdf5 import checked_image
-from canal_mpi.results.store import VOLATILE_ATTRIBUTES, RunInfo, Store
-from canal_mpi.schema import SCHEMA_VERSION, TABLES, Rows
-from canal_mpi.types import Columns
+from canal_mpi.interfaces import Columns, Sink
+from canal_mpi.results.files import checked_image
+from canal_mpi.results.store import (
+    SCHEMA_VERSION,
+    TABLES,
+    TEXT,
+    VOLATILE_ATTRIBUTES,
+    Rows,
+    RunInfo,
+    Store,
+)
 
 TASKS = ("Krull", "Älien")
 
@@ -194,16 +203,12 @@ def bad_columns() -> dict[str, Columns]:
     }
 
 
-@pytest.mark.parametrize("kind", bad_columns())
-def test_columns_that_are_not_in_the_schema_are_refused(tmp_path: Path, kind: str) -> None:
+def test_columns_that_are_not_in_the_schema_are_refused(tmp_path: Path) -> None:
     kept = store(tmp_path)
-    with pytest.raises(DamagedData, match="agent 1 sent"):
-        kept.append(bad_columns()[kind], 1)
+    for columns in bad_columns().values():
+        with pytest.raises(DamagedData, match="agent 1 sent"):
+            kept.append(columns, 1)
     assert all(len(column) == 0 for column in kept.table("evaluation").values())
-
-
-def test_no_rows_at_all_are_fine(tmp_path: Path) -> None:
-    kept = store(tmp_path)
     kept.append({}, 0)
     kept.write("running")
 
@@ -217,3 +222,126 @@ def test_the_same_rows_give_the_same_datasets(tmp_path: Path) -> None:
         with h5py.File(tmp_path / name, "r") as file:
             found.append({t: file[t][()].tobytes() for t in ("evaluation/score", "agents/order")})
     assert found[0] == found[1]
+
+
+# Rows
+
+EPISODE: dict[str, float | int | str] = {
+    "agent": 1,
+    "round": 2,
+    "task": "Krull",
+    "episode": 3,
+    "step": 400,
+    "return": -1.5,
+    "length": 100,
+}
+
+
+def filled(table: str) -> dict[str, float | int | str]:
+    return {
+        name: "text" if column.dtype.startswith("S") else 1
+        for name, column in TABLES[table].items()
+    }
+
+
+def text_of(task: str) -> bytes:
+    rows = Rows()
+    rows.add("episodes", **EPISODE | {"task": task})
+    return bytes(rows.take()["episodes/task"][0])
+
+
+def test_rows_become_typed_columns() -> None:
+    rows = Rows()
+    rows.add("episodes", **EPISODE)
+    rows.add("episodes", **EPISODE | {"return": nan, "task": "Alien"})
+    taken = rows.take()
+    assert list(taken) == [f"episodes/{name}" for name in TABLES["episodes"]]
+    assert taken["episodes/task"].tolist() == [b"Krull", b"Alien"]
+    assert taken["episodes/return"][0] == -1.5
+    assert np.isnan(taken["episodes/return"][1])
+
+
+def test_every_table_takes_a_row_and_gives_its_types() -> None:
+    for table in TABLES:
+        rows = Rows()
+        rows.add(table, **filled(table))
+        taken = rows.take()
+        assert len(taken) == len(TABLES[table])
+        for name, column in TABLES[table].items():
+            assert taken[f"{table}/{name}"].dtype == np.dtype(column.dtype)
+            assert taken[f"{table}/{name}"].shape == (1,)
+
+
+def test_rows_are_taken_once() -> None:
+    rows = Rows()
+    rows.add("episodes", **EPISODE)
+    assert len(rows.take()) == len(EPISODE)
+    assert rows.take() == {}
+
+
+def test_rows_of_several_tables_are_taken_together() -> None:
+    rows = Rows()
+    for table in ("train", "tasks", "train"):
+        rows.add(table, **filled(table))
+    taken = rows.take()
+    assert len(taken["train/loss"]) == 2
+    assert len(taken["tasks/score"]) == 1
+
+
+def test_a_row_that_is_not_in_the_schema_is_refused_and_leaves_nothing_behind() -> None:
+    rows = Rows()
+    fewer = {name: value for name, value in EPISODE.items() if name != "step"}
+    with pytest.raises(KeyError, match=r"row for 'episodes' differs from its schema in \['step'\]"):
+        rows.add("episodes", **fewer)
+    with pytest.raises(KeyError, match=r"differs from its schema in \['loss', 'speed'\]"):
+        rows.add("episodes", **EPISODE, speed=1, loss=2)
+    with pytest.raises(KeyError, match="epsiodes"):
+        rows.add("epsiodes", **EPISODE)
+    assert rows.take() == {}
+
+
+def test_short_texts_are_kept_whole() -> None:
+    assert text_of("") == b""
+    assert text_of("Straße") == "Straße".encode()
+    assert text_of("x" * 64) == b"x" * 64
+
+
+def test_long_texts_are_clipped_on_a_character_border() -> None:
+    for lead, character in product(range(4), ("x", "ß", "€", "🎮")):
+        whole = "a" * lead + character * 70
+        clipped = text_of(whole).decode()
+        assert whole.startswith(clipped)
+        assert 64 - len(character.encode()) < len(clipped.encode()) <= 64
+
+
+def test_a_reason_may_be_longer_than_a_name() -> None:
+    rows = Rows()
+    rows.add("exchange", **filled("exchange") | {"reason": "r" * 300})
+    assert rows.take()["exchange/reason"][0] == b"r" * 200
+
+
+def test_a_number_where_a_text_belongs_is_written_as_text() -> None:
+    rows = Rows()
+    rows.add("tasks", **filled("tasks") | {"donors": 3})
+    assert rows.take()["tasks/donors"][0] == b"3"
+
+
+def test_a_text_where_a_number_belongs_is_refused() -> None:
+    rows = Rows()
+    rows.add("episodes", **EPISODE | {"step": "many"})
+    with pytest.raises(ValueError, match="many"):
+        rows.take()
+
+
+def test_rows_are_a_sink_without_files() -> None:
+    rows = Rows()
+    sink: Sink = rows
+    columns: Columns = {"a": np.zeros(1)}
+    sink.save("membuf", "round-01", columns)
+    sink.flush(1)
+    assert rows.take() == {}
+
+
+def test_texts_have_room_for_the_name_of_a_task() -> None:
+    assert TEXT == "S64"
+    assert all(columns["task"].dtype == TEXT for columns in TABLES.values() if "task" in columns)

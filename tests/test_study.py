@@ -1,750 +1,461 @@
 """A study: its runs, what it measures, and what it leaves."""
 
+import shutil
 from dataclasses import replace
-from math import inf, isnan
+from math import inf, isnan, nan
 from pathlib import Path
-from shutil import copytree
 from time import sleep
 from typing import Any
-from xml.etree import ElementTree
 
 import h5py
 import numpy as np
 import pytest
+from browser import Browser
 from click.testing import CliRunner
 from launch import run
 from madeup import GAMES, Score, write_run
 
 from canal_mpi.cli import cli
-from canal_mpi.commands.study import _with_others
 from canal_mpi.config import from_toml
-from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.results.reading import load
-from canal_mpi.results.verify import verify
-from canal_mpi.study.arms import ARMS, about, numbers, points_of_study
-from canal_mpi.study.level import Level, clearly_above
-from canal_mpi.study.pairs import Pair
-from canal_mpi.study.tables import tables
-from canal_mpi.study.transfer import over_seeds
-from canal_mpi.study.weigh import Study, goals, seeds_of_goals, weigh
-from canal_mpi.study.write import _another, collect, summary
-from canal_mpi.sweep.folder import check_same_job, load_points, save
-from canal_mpi.sweep.grid import Point, seeds
+from canal_mpi.errors import UsageError
+from canal_mpi.experiments import analysis
+from canal_mpi.experiments.analysis import ArmStats
+from canal_mpi.experiments.page import collect, main_figures, tables
+from canal_mpi.experiments.points import Point, load_points, save
+from canal_mpi.experiments.study import FILE, Results, claims, find, gather, percent, read, times
+from canal_mpi.games import RANDOM_AND_HUMAN, TEN_GAMES
+from canal_mpi.interfaces import Array
+from canal_mpi.results.inspect import verify
 
-ORDERS = (GAMES, (*GAMES[1:], GAMES[0]))  # of two agents that rotate
-PUBLISHED = Path(__file__).parents[1] / "docs" / "study"
-LITTLE: dict[str, object] = {"tasks": ["CartPole-v1"], "order": "same", "train.frames": 500}
+DEFINITION = """
+seeds = [1, 2]
+agents = 2
+baseline = "none"
+main = "share"
+random_episodes = 4
+equal_steps = [{ arm = "share", steps = 2000, baseline = 1000 }]
+[settings]
+tasks = ["CartPole-v1"]
+order = "same"
+[arms.none]
+about = "agents don't share"
+steps = [500, 1000]
+settings = { "share.policy" = "none" }
+[arms.share]
+about = "agents <share>"
+steps = [1000, 2000]
+[arms.replay]
+about = "rows are replayed"
+steps = [1000]
+seeds = 1
+agents = 3
+settings = { "reuse.mode" = "replay" }
+"""
 
 
-def points(**changes: object) -> list[Point]:
-    """A small study."""
-    given: dict[str, object] = {"arms": ["none", "distill", "replay"], "seeds": seeds("2", 1)}
-    given |= {"other_seeds": 1, "agents": [3], "topologies": ["full"], "flags": LITTLE}
-    return points_of_study(**(given | {"job_file": None} | changes))  # type: ignore[arg-type]
+def written(folder: Path, text: str = DEFINITION) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / FILE).write_text(text)
+    return folder / FILE
 
 
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_the_scale_comes_first_then_the_main_arms_then_others_with_fewer_seeds() -> None:
-    assert [point.name for point in points()] == [
-        "random_seed-1",
-        "expert_seed-1",
-        "expert_seed-2",
-        "none_seed-1",
-        "distill_seed-1",
-        "none_seed-2",
-        "distill_seed-2",
-        "replay_seed-1",
-    ]
-
-
-def test_other_numbers_of_agents_and_topologies_are_run_with_the_main_arms_only() -> None:
-    """Fewer agents without sharing are the first ones of `none`, more of them are run."""
-    given = {"topologies": ["full", "ring"], "seeds": seeds("1", 7)}
-    found = points(arms=["none", "distill"], agents=[3, 2, 4], **given)
-    ranks = {point.name: (point.ranks, point.job.share.topology) for point in found}
-    assert ranks == {
-        "random_seed-7": (1, "full"),
-        "expert_seed-7": (1, "full"),
-        "none_seed-7": (3, "full"),
-        "distill_seed-7": (3, "full"),
-        "distill-ring_seed-7": (3, "ring"),
-        "distill-2_seed-7": (2, "full"),
-        "none-4_seed-7": (4, "full"),
-        "distill-4_seed-7": (4, "full"),
-    }
-
-
-def test_without_the_arm_none_fewer_agents_without_sharing_are_run_too() -> None:
-    found = points(arms=["distill"], agents=[3, 2], seeds=seeds("1", 1))
-    names = {"distill_seed-1", "none-2_seed-1", "distill-2_seed-1"}
-    assert {p.name for p in found} == names | {"random_seed-1", "expert_seed-1"}
-
-
-def test_every_arm_means_its_settings() -> None:
-    found = {p.settings["arm"]: p.job for p in points(arms=list(ARMS))}
-    modes = {name: found[name].reuse.mode for name in ("replay", "mix", "distill", "adopt")}
-    assert modes == {name: name for name in modes}
-    policies = [found[name].share.policy for name in ("none", "replay", "mix", "all")]
-    assert policies == ["none", "exact", "exact", "all"]
-    assert {job.seed for job in found.values()} <= {1, 2}
-    assert found["none"].evaluation.tasks == "seen" and found["none"].evaluation.every == 100
-
-
-def test_experts_learn_each_task_alone_and_random_play_learns_nothing() -> None:
-    found = {p.settings["arm"]: p.job for p in points()}
-    expert, chance = found["expert"], found["random"]
-    assert expert.learn.identity == "separate" and expert.memory.rows == 0
-    assert expert.share.policy == "none" and expert.train.frames == 500
-    assert expert.evaluation.episodes == 10
-    assert chance.train.frames == 1 and chance.evaluation.epsilon == 1.0
-
-
-def test_settings_of_the_user_win_over_those_of_the_study() -> None:
-    flags = LITTLE | {"evaluation.every": 0, "evaluation.episodes": 30}
-    found = {p.settings["arm"]: p.job for p in points(flags=flags)}
-    assert found["none"].evaluation.every == 0 and found["expert"].evaluation.episodes == 30
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"arms": ["none", "none"]}, "'none_seed-1' twice"),
-        ({"seeds": seeds("4,4", 1)}, "twice"),
-        ({"topologies": ["full", "full"]}, "twice"),
-        ({"agents": [3, 2, 2]}, "--agents names one twice"),
-        ({"agents": [3, 3]}, "--agents names one twice"),
-        ({"arms": ["none"], "agents": [3, 2]}, "tried with distill: add it to --arms"),
-        ({"arms": ["none"], "topologies": ["full", "ring"]}, "tried with distill"),
-        ({"flags": LITTLE | {"reuse.network": False}}, "what a study varies"),
-        ({"arms": ["os:path"]}, "unknown arm"),
-        ({"flags": LITTLE | {"share.policy": "simnet"}}, "what a study varies"),
-        ({"flags": LITTLE | {"evaluation.tasks": "current"}}, "no forgetting"),
-        ({"flags": LITTLE | {"evaluation.episodes": 0}}, "needs scores"),
-    ],
-)
-def test_what_would_count_twice_or_tell_nothing_is_refused(
-    changes: dict[str, object], words: str
+def test_random_play_comes_first_then_seed_by_seed_then_arms_with_fewer_seeds(
+    tmp_path: Path,
 ) -> None:
-    with pytest.raises(UsageError, match=words):
-        points(**changes)
+    found = read(written(tmp_path)).points()
+    assert [point.name for point in found] == [
+        "random_steps-1_seed-1",
+        "none_steps-500_seed-1",
+        "none_steps-1000_seed-1",
+        "share_steps-1000_seed-1",
+        "share_steps-2000_seed-1",
+        "none_steps-500_seed-2",
+        "none_steps-1000_seed-2",
+        "share_steps-1000_seed-2",
+        "share_steps-2000_seed-2",
+        "replay_steps-1000_seed-1",
+    ]
+    by_name = {point.name: point for point in found}
+    chance, none = by_name["random_steps-1_seed-1"], by_name["none_steps-500_seed-2"]
+    assert (chance.ranks, chance.job.train.steps, chance.job.evaluation.epsilon) == (1, 1, 1.0)
+    assert chance.job.evaluation.episodes == 4 and chance.job.share.policy == "none"
+    assert (none.ranks, none.job.train.steps, none.job.seed) == (2, 500, 2)
+    assert none.job.share.policy == "none" and none.job.tasks == ("CartPole-v1",)
+    replay = by_name["replay_steps-1000_seed-1"]
+    assert replay.ranks == 3 and replay.job.reuse.mode == "replay"
+    assert none.group == "none_steps-500"
 
 
-def test_a_job_that_evaluates_more_is_left_to_it(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text('[evaluation]\ntasks = "all"\nevery = 70\n')
-    found = {p.settings["arm"]: p.job for p in points(job_file=str(tmp_path / "job.toml"))}
-    assert found["none"].evaluation.tasks == "all" and found["none"].evaluation.every == 70
-    assert found["expert"].evaluation.tasks == "current"
+def test_variables_of_the_environment_do_not_change_a_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read(written(tmp_path)).points()
+    monkeypatch.setenv("CANAL_LEARN_LR", "0.1")
+    assert read(written(tmp_path)).points() == before
 
 
-@pytest.mark.parametrize("text", ["1", "5,x", "", "5000", "0"])
-def test_numbers_of_agents_that_make_no_study_are_refused(text: str) -> None:
-    with pytest.raises(UsageError):
-        numbers(text)
+def test_the_study_that_comes_along_is_what_was_announced() -> None:
+    study = read(find("sharing"))
+    found = study.points()
+    assert list(study.seeds) == list(range(201, 209)) and study.random_episodes == 100
+    runs = {(p.settings["arm"], int(p.settings["steps"])): 0 for p in found}
+    for point in found:
+        runs[point.settings["arm"], int(point.settings["steps"])] += 1
+        assert point.job.task.repeat_action_probability == 0.25 and point.job.tasks == TEN_GAMES
+    eight = {("none", s): 8 for s in (5000, 11000, 20000)} | {("improve", 11000): 8}
+    eight |= {("share", s): 8 for s in (5000, 11000, 20000, 55000)}
+    three = ("rows-only", "network-only", "replay", "ring", "slow-rounds", "slow-free")
+    one = ("agents-2", "agents-3", "agents-7", "inside", "simnet", "wasserstein")
+    wanted = eight | {(arm, 11000): 3 for arm in three} | {(arm, 11000): 1 for arm in one}
+    assert runs == wanted | {("random", 1): 1}
+    by_arm = {p.settings["arm"]: p for p in found}
+    assert [by_arm[f"agents-{n}"].ranks for n in (2, 3, 7)] == [2, 3, 7]
+    assert by_arm["slow-free"].job.share.exchange == "free"
+    assert [len(by_arm[a].job.emulate) for a in ("slow-rounds", "slow-free", "share")] == [5, 5, 0]
 
 
-def test_an_arm_is_told_in_words() -> None:
-    assert about("none-2") == "agents don't share; 2 agents"
-    assert about("distill-ring").endswith("half of the lesson; topology ring")
+def test_what_defines_no_study_is_refused(tmp_path: Path) -> None:
+    for old, new, words in (
+        ("seeds = [1, 2]", "seeds = []", "expected seeds"),
+        ("agents = 2", "agents = 0", "1 to 4096 agents"),
+        ('baseline = "none"', "", "baseline"),
+        ('main = "share"', 'main = "sharing"', "no arm 'sharing'"),
+        ('arm = "share"', 'arm = "sharing"', "no arm 'sharing'"),
+        ("steps = 2000,", "steps = 2001,", "names a budget that no arm has"),
+        ("random_episodes", "random_episode", "random_episode"),
+        ("about", "abuot", "abuot"),
+        ("[arms.none]", "[arms.none", "does not define a study"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            read(written(tmp_path, DEFINITION.replace(old, new)))
+    for old, new, words in (
+        ("share.policy", "share.polcy", "did you mean 'share.policy'"),
+        ("steps = [500, 1000]", "steps = [0, 1000]", "expected at least 1"),
+        ("seeds = [1, 2]", "seeds = [1, 1]", "name each value once"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            read(written(tmp_path, DEFINITION.replace(old, new))).points()
+    with pytest.raises(UsageError, match="no study 'sharin': expected sharing"):
+        find("sharin")
 
 
 # ── what it measures ───────────────────────────────────────────────────────────────────────────
 
 
-def learnt(score: float) -> Score:
-    """The score of an agent on the tasks that it has learnt, else 0."""
-    return lambda agent, after, task: score * (ORDERS[agent].index(task) < after)
+def cell(scores: Any, budget: int = 100, arm: str = "arm", **given: Any) -> ArmStats:
+    """A cell of one agent per seed, with scores [seed, task]; each seed costs its budget."""
+    final: Array = np.array(scores, dtype=float)[:, None, :]
+    seeds = tuple(range(len(final)))
+    cost = np.full(len(seeds), float(budget))
+    nothing = np.zeros(len(seeds))
+    facts: dict[str, Any] = {"learnt": final, "points": final, "train_steps": cost}
+    facts |= {"decision_steps": nothing, "eval_cost": nothing, "seconds": cost / 10}
+    facts |= {"waiting": nothing, "can_forget": True, "seeds": seeds}
+    return ArmStats(arm, budget, final=final, **(facts | given))
 
 
-def expert(agent: int, after: int, task: str) -> float:
-    """100, but on Robotank hardly better than random play."""
-    return 1.0 if task == "Robotank" else 100.0
+def test_intervals_draw_seeds_and_one_seed_tells_none() -> None:
+    value, low, high = analysis.mean_of(cell([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]))
+    assert value == 1 and 0 <= low < 0.5 and 1.5 < high <= 2
+    value, low, high = analysis.mean_of(cell([[0.2, 0.4]]))
+    assert value == pytest.approx(0.3) and isnan(low) and isnan(high)
+    assert all(isnan(x) for x in analysis.mean_of(cell([[0.2, nan]])))  # not all was evaluated
+    seeds = cell([[1.0, 3.0]] * 4)  # seeds are alike, games are not: no luck to be told of
+    assert analysis.mean_of(seeds) == (2, 2, 2)
 
 
-def a_study(folder: Path, sharing: float = 90.0, steps: int = 200, seeds: int = 1) -> Study:
-    """Two arms of two agents: without sharing every task ends at 80."""
-    chance = write_run(folder / "random", agents=1, score=lambda *key: 0.0, share=False)
-    best = write_run(folder / "expert", agents=1, score=expert, share=False)
-    none = write_run(folder / "none", score=learnt(80), share=False)
-    shared = write_run(folder / "distill", score=learnt(sharing), lesson_steps=steps)
-    arms = {"none": [load(none)] * seeds, "distill": [load(shared)] * seeds}
-    found = weigh(arms, [load(best)], [load(chance)])
-    assert found is not None
-    return found
+def test_iqm_profile_and_improvement_by_hand() -> None:
+    low, high = cell([[0, 0.1], [0.2, 0.3]]), cell([[0.2, 0.3], [0.4, 10.0]])
+    assert analysis.iqm_of(high)[0] == pytest.approx(0.35)
+    assert analysis.profile_of(low, np.array([0.05, 0.15, 0.5]))[0].tolist() == [0.75, 0.5, 0.0]
+    # first game: 0.2 beats 0 and ties 0.2, 0.4 beats both; second: 0.3 beats 0.1, ties 0.3 …
+    assert analysis.improvement(high, low)[0] == pytest.approx(3.5 / 4)
+    assert analysis.difference(high, low)[0] == pytest.approx(2.725 - 0.15)
+    assert analysis.ratio(analysis.mean_score, high, low)[0] == pytest.approx(2.725 / 0.15)
+    assert isnan(analysis.ratio(analysis.mean_score, high, cell([[-1, 0], [0, 1]]))[0])
 
 
-def test_games_in_which_experts_do_not_clearly_beat_random_play_are_left_out(
-    tmp_path: Path,
-) -> None:
-    study = a_study(tmp_path)
-    assert study.counts.tolist() == [True, True, False]
-    assert study.comparison.tasks == ["Krull", "Alien"]
-    assert study.expert.mean.tolist() == [100.0, 100.0, 1.0]
-    assert study.expert.error.tolist() == [1.0, 1.0, 1.0]  # of 101 and 99
+def test_arms_are_compared_on_the_seeds_that_both_have() -> None:
+    many, few = cell([[1.0], [5.0], [9.0]]), cell([[6.0]], seeds=(1,))
+    assert analysis.difference(few, many)[0] == 1.0
+    ours, theirs = analysis.matched(many, few)
+    assert ours.seeds == theirs.seeds == (1,) and ours.scores.tolist() == [[5.0]]
 
 
-@pytest.mark.parametrize(
-    ("gap", "error", "spread", "counts"),
-    [
-        (5.0, 1.0, 4.0, True),
-        (2.5, 1.0, 2.0, False),
-        (5.0, 1.0, 6.0, False),
-        (-9.0, 1.0, 4.0, False),
-    ],
-)
-def test_a_game_counts_where_the_gap_is_larger_than_its_error_and_than_episodes_scatter(
-    gap: float, error: float, spread: float, counts: bool
-) -> None:
-    chance = Level(np.array([10.0]), np.array([error]), np.array([spread]), 20)
-    assert clearly_above(replace(chance, mean=chance.mean + gap), chance).tolist() == [counts]
+def test_the_best_budget_is_the_smallest_within_one_standard_error_of_the_highest() -> None:
+    cells = [cell([[k - 0.1], [k + 0.1]], budget) for k, budget in ((0.5, 5), (0.95, 11), (1, 20))]
+    assert analysis.best_budget(cells).budget == 11
+    assert analysis.best_budget(cells[::-1]).budget == 11
+    assert analysis.best_budget([cells[0], cells[2]]).budget == 20
+    assert analysis.best_budget([cell([[0.9]], 1), cell([[1.0]], 2)]).budget == 2
 
 
-def test_time_advantage_by_hand(tmp_path: Path) -> None:
-    """Without: 0, .4, .6, .8 after 0, 2, 4, 6 thousand steps, so .72 after 5,200; with it: .45,
-    .675, .9 after 2,000, 3,200 and 3,600, so .72 after 3,280."""
-    arm = a_study(tmp_path).arm("distill")
-    assert arm is not None
-    found, low, high = arm.advantage(0.9)
-    assert found == pytest.approx(5200 / 3280) and low <= found <= high
-    assert arm.steps == 3600 and arm.average[0] == pytest.approx(0.9)
-    assert arm.improvement == (1.0, 1.0, 1.0) and arm.forgetting[0] == pytest.approx(0)
-    assert arm.icr == pytest.approx(1.8)
-    assert arm.learning_advantage[0] == pytest.approx(1.8 / 1.6)
+def test_what_an_arm_spends_to_reach_a_score() -> None:
+    """From 0.2 at 10 steps to 0.6 at 30: 0.4 costs 20, of the 100 that the base spent."""
+    base = cell([[0.4], [0.4]], 100)
+    ours = [cell([[0.6], [0.6]], 30), cell([[0.2], [0.2]], 10)]
+    assert analysis.cost_ratio(ours, base, "steps") == pytest.approx((0.2, 0.2, 0.2))
+    assert analysis.cost_ratio(ours, base, "seconds")[0] == pytest.approx(0.2)
+    assert analysis.cost_ratio(ours[:1], base, "steps")[0] == pytest.approx(0.3)  # all of it
+    assert analysis.cost_ratio(ours[1:], base, "steps")[0] == inf  # never gets there
+    decides = [replace(one, decision_steps=np.full(2, 5.0)) for one in ours]
+    assert analysis.cost_ratio(decides, base, "steps")[0] == pytest.approx(0.25)
+    luck = [cell([[0.2], [0.8]], 30), cell([[0.1], [0.3]], 10)]
+    value, low, high = analysis.cost_ratio(luck, base, "steps")
+    assert low < value < high == inf  # with the first seed alone it never gets there
 
 
-def test_pairs_tell_how_soon_they_reached_a_part_of_the_expert(tmp_path: Path) -> None:
-    study = a_study(tmp_path)
-    none, shared = study.arms
-    assert len(none.pairs) == len(shared.pairs) == 4
-    assert none.reached(0) == (4, 1000.0, 1.0)
-    assert none.reached(2) == (0, inf, inf)  # 0.8 is less than 0.9
-    assert shared.reached(2)[0] == 4
-    lessons = {(p.agent, p.task): p.own_steps for p in shared.pairs if p.lesson}
-    assert lessons == {(0, "Alien"): 200, (1, "Krull"): 200}
+def test_forgetting_is_a_part_of_the_score_above_random_play() -> None:
+    """From 0.5 to 0.4, random play scores 0.1: a quarter is lost."""
+    one = cell([[0.4, 0.4]] * 2, learnt=np.full((2, 1, 2), 0.5))
+    assert analysis.forgetting_of(one, np.array([0.1, 0.1]))[0] == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("score", "worse"), [(90.0, 0), (78.0, 0), (70.0, 2)])
-def test_single_runs_are_clearly_worse_by_the_error_of_their_evaluations(
-    tmp_path: Path, score: float, worse: int
-) -> None:
-    """An evaluation of two episodes has a standard error of 1: two of them differ by 1.4."""
-    arm = a_study(tmp_path, score).arm("distill")
-    assert arm is not None and arm.worse.runs == (worse, 2)
-    assert isnan(arm.worse.chance)  # one seed
+def test_a_game_is_clearly_lower_by_more_than_two_standard_errors() -> None:
+    base = cell([[0.9, 0.9, 0.9], [1.1, 1.1, 1.1]])  # standard error of a difference: 0.14
+    ours = cell([[0.4, 0.8, 1.9], [0.6, 1.0, 2.1]])
+    assert analysis.clearly_lower(ours, base).tolist() == [True, False, False]
+    assert not analysis.clearly_lower(cell([[0.0]]), cell([[1.0]])).any()  # one seed can't tell
 
 
-def pair(seed: int, score: float, lesson: bool, agent: int = 0, task: str = "Krull") -> Pair:
-    """A pair that ended its task with that score."""
-    return Pair("arm", seed, agent, task, lesson, 100, 0.0, score, score, 0.0, (), ())
-
-
-@pytest.mark.parametrize(
-    ("shared", "worse"),
-    [
-        ([0.5, 0.6, 0.7], 0),
-        ([0.35, 0.45, 0.55], 0),  # 0.05 lower; runs scatter by 0.1, so the error is 0.08
-        ([0.2, 0.3, 0.4], 1),  # 0.2 lower
-        ([0.35, 0.35, 0.35], 1),  # 0.15 lower; they scatter by 0.07, so the error is 0.058
-    ],
-)
-def test_over_seeds_a_pair_is_worse_by_more_than_runs_differ(
-    shared: list[float], worse: int
-) -> None:
-    alone = [pair(k, score, False) for k, score in enumerate([0.4, 0.5, 0.6])]
-    students = [pair(k, score, True) for k, score in enumerate(shared)]
-    both = list(zip(students, alone, strict=True))
-    assert over_seeds(both, alone) == ((worse, 1), 1)
-    assert over_seeds(both[:1], alone[:1]) == ((0, 0), 0)  # how runs differ is not known
-
-
-def test_where_runs_differ_more_than_they_reach_no_harm_could_be_found() -> None:
-    """Alone 0, 0.6 and 1.2: a student would have to be below 0.6 by 0.69 to be found."""
-    alone = [pair(k, score, False) for k, score in enumerate([0.0, 0.6, 1.2])]
-    students = [pair(k, score, True) for k, score in enumerate([0.0, 0.0, 0.0])]
-    both = list(zip(students, alone, strict=True))
-    assert over_seeds(both, alone) == ((0, 1), 0)
-
-
-def uneven(folder: Path, first: float, second: float, sharing: float) -> Study:
-    """Without sharing seeds 1 and 2 end at these scores; the arm that shares has seed 2 alone."""
-    chance = load(write_run(folder / "random", agents=1, score=lambda *key: 0.0, share=False))
-    best = load(write_run(folder / "expert", agents=1, score=expert, share=False))
-    nones = [
-        load(write_run(folder / f"none-{seed}", score=learnt(score), share=False, seed=seed))
-        for seed, score in ((1, first), (2, second))
-    ]
-    shared = load(write_run(folder / "distill", score=learnt(sharing), seed=2))
-    study = weigh({"none": nones, "distill": [shared]}, [best], [chance])
-    assert study is not None
-    return study
-
-
-def test_how_many_pairs_differ_by_chance_is_told_from_other_seeds(tmp_path: Path) -> None:
-    """Without sharing seed 2 ends at 60 instead of 80: clearly worse, one way of two."""
-    found = uneven(tmp_path, 80, 60, 70).arms[1].worse
-    assert found.chance == 0.5 and found.runs == (0, 2)  # 70 against 60
-
-
-def test_an_arm_is_compared_on_the_seeds_that_both_have(tmp_path: Path) -> None:
-    study = uneven(tmp_path, 80, 40, 50)
-    arm = study.arms[1]
-    assert arm.matched is not None and arm.matched[1].average[0] == pytest.approx(0.4)
-    assert arm.improvement[0] == 1.0 and arm.advantage(0.9)[0] > 1
-    assert goals(study)[1][1].startswith("0.50 against 0.40; P = 1.00")
-    assert seeds_of_goals(study) == "seed 2"
-    by_seed = next(table for table in tables(study) if table.title == "Seed by seed")
-    assert [row[:2] for row in by_seed.rows] == [["1", "none"], ["2", "none"], ["2", "distill"]]
-    assert by_seed.rows[2][3:5] == ["0.50", "0.40"]
-
-
-def test_runs_of_experts_that_differ_more_than_their_episodes_give_the_error(
-    tmp_path: Path,
-) -> None:
-    """Scores of 20, 100 and 180: ± 46 over runs, ± 29 over the six episodes."""
-    experts = [
-        load(write_run(tmp_path / str(k), agents=1, score=lambda *_, s=score: s, share=False))
-        for k, score in enumerate((20.0, 100.0, 180.0))
-    ]
-    level = Level.of(experts)
-    assert level.mean[0] == 100 and level.error[0] == pytest.approx(80 / np.sqrt(3))
-
-
-def test_luck_before_anything_was_learnt_reaches_nothing(tmp_path: Path) -> None:
-    """Agent 0 looks at Krull before the first step and scores 100; it ends at 80."""
-    a_study(tmp_path)
-    chance, best, none = (load(tmp_path / n) for n in ("random", "expert", "none"))
-    first = {"agent": 0, "round": 1, "task": "Krull", "env_steps": 0, "score": 100.0, "seconds": 0}
-    for name, column in none["curve"].items():
-        none["curve"][name] = np.concatenate([[first[name]], column]).astype(column.dtype)
-    study = weigh({"none": [none]}, [best], [chance])
-    assert study is not None
-    pair = next(p for p in study.arms[0].pairs if (p.agent, p.task) == (0, "Krull"))
-    assert pair.steps_to[0] == pytest.approx(1000 * 0.5 / 0.8) and isnan(pair.steps_to[2])
-
-
-def test_looks_at_a_lesson_that_was_dropped_reach_nothing(tmp_path: Path) -> None:
-    """Agent 0 on Alien: 200 steps with a lesson end at 90, it is dropped, 1,000 more end at 60."""
-    a_study(tmp_path)
-    chance, best, shared = (load(tmp_path / n) for n in ("random", "expert", "distill"))
-    dropped = (shared["exchange"]["to"] == 0) & (shared["exchange"]["task"] == "Alien")
-    shared["exchange"]["kind"] = np.where(dropped, "drop", shared["exchange"]["kind"])
-    mine = (shared["tasks"]["agent"] == 0) & (shared["tasks"]["task"] == "Alien")
-    shared["tasks"]["env_steps"][mine] = 1200
-    last = {"agent": 0, "round": 2, "task": "Alien", "env_steps": 1200, "score": 60.0, "seconds": 9}
-    for name, column in shared["curve"].items():
-        shared["curve"][name] = np.concatenate([column, [last[name]]]).astype(column.dtype)
-    study = weigh({"distill": [shared]}, [best], [chance])
-    assert study is not None
-    pair = next(p for p in study.arms[0].pairs if (p.agent, p.task) == (0, "Alien"))
-    assert pair.steps_to[0] == pytest.approx(200 + 1000 * 0.5 / 0.6) and isnan(pair.steps_to[1])
-
-
-def test_evaluations_that_steer_are_told_with_their_steps(tmp_path: Path) -> None:
-    """Two agents, three tasks, one look at each. Of the eight episodes on a task in both arms six
-    are by play (500 steps), two by a lesson (100)."""
-    study = a_study(tmp_path)
-    none, shared = study.arms
-    assert none.exams == (0, 0)
-    episodes = shared.runs[0].run.setting("evaluation.episodes")
-    assert shared.lengths == dict.fromkeys(GAMES, 400.0)
-    assert shared.exams == (6, 6 * episodes * 400.0)
-    counted = shared.advantage_with_exams(0.9)
-    assert 0 < counted < shared.advantage(0.9)[0]
-    del shared.lengths["Robotank"]  # no episode ended: the longest that an evaluation may be
-    assert replace(shared).exams == (6, episodes * (4 * 400.0 + 2 * 3000.0))
-
-
-def test_who_needs_no_step_at_all_has_no_bound_to_its_advantage(tmp_path: Path) -> None:
-    a_study(tmp_path)
-    chance, best, none, shared = (
-        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
-    )
-    shared["tasks"]["env_steps"][:] = 0
-    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
-    assert study is not None and study.arms[1].advantage(0.9)[0] == inf
-    text = summary(study, points()[0], [])
-    assert "∞" in text and "inf" not in text
-
-
-def test_one_value_has_no_error_and_missing_scores_no_advantage(tmp_path: Path) -> None:
-    found = {table.title: table for table in tables(a_study(tmp_path))}
-    assert found["What lessons changed"].rows[0][1] == "0.10 ± –"
-    chance, best, none, shared = (
-        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
-    )
-    shared.score[0, -1] = np.nan
-    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
-    assert study is not None and isnan(study.arms[1].advantage(0.9)[0])
-
-
-def test_games_that_do_not_count_are_shown_in_points(tmp_path: Path) -> None:
-    table = tables(a_study(tmp_path))[-1]
-    assert table.head == ["arm", "Krull", "Alien", "Robotank"]
-    assert table.rows[1] == ["distill", "90.0 → 90.0", "90.0 → 90.0", "90.0 → 90.0"]
-    assert table.rows[-1] == ["experts", "100.0", "100.0", "1.0"]
-
-
-def test_fewer_agents_without_sharing_are_the_first_ones_of_none(tmp_path: Path) -> None:
-    a_study(tmp_path)
-    two = load(write_run(tmp_path / "two", agents=2, score=learnt(90)))
-    three = load(write_run(tmp_path / "three", agents=3, score=lambda *k: 50.0, share=False))
-    scale = [load(tmp_path / "expert")], [load(tmp_path / "random")]
-    study = weigh({"none": [three], "distill-2": [two]}, *scale)
-    assert study is not None
-    assert [arm.label for arm in study.arms] == ["none", "distill-2", "none-2"]
-    base = study.arms[1].base
-    assert base is study.arms[2] and base.group.agents == 2 and isnan(base.seconds)
-    assert all(isnan(seconds) for pair in base.pairs for seconds in pair.seconds_to)
-    assert {pair.agent for pair in base.pairs} == {0, 1}
-    assert base.steps == study.arms[0].steps * 2 / 3
-
-
-def test_goals_say_whether_they_were_reached(tmp_path: Path) -> None:
-    good = {want: met for want, _, met in goals(a_study(tmp_path / "a", 90.0, 0, seeds=2))}
-    assert list(good.values()) == [False, True, True, True]  # two of three rounds are played
-    bad = [met for _, _, met in goals(a_study(tmp_path / "b", 60.0, seeds=2))]
-    assert bad == [False, False, True, False]  # 60 never reaches 90 % of 80
-    one = [met for _, _, met in goals(a_study(tmp_path / "c", 60.0))]
-    assert one == [False, False, True, None]  # with one seed nobody knows how runs differ
-
-
-def test_agents_that_never_get_there_have_no_advantage(tmp_path: Path) -> None:
-    arm = a_study(tmp_path, 60.0).arm("distill")
-    assert arm is not None and arm.advantage(0.9) == (0.0, 0.0, 0.0)
-
-
-def test_human_normalised_gain_counts_every_pair_once_on_its_own_task(tmp_path: Path) -> None:
-    """Each pair took two lessons, one of another task; before them it scored 10."""
-    a_study(tmp_path)
-    chance, best, none, shared = (
-        load(tmp_path / n) for n in ("random", "expert", "none", "distill")
-    )
-    ledger = shared["exchange"]
-    for name, column in ledger.items():
-        ledger[name] = np.concatenate([column, column])
-    ledger["task"][: len(ledger["task"]) // 2] = "Robotank"
-    ledger["score_before"][:] = 10.0
-    study = weigh({"none": [none], "distill": [shared]}, [best], [chance])
-    assert study is not None
-    alien, krull = ((90 - 10) / (7127.7 - 227.8), (90 - 10) / (2665.5 - 1598.0))
-    assert study.arms[1].hns == pytest.approx(alien + krull)
-    assert study.arms[1].megabytes == 0  # nothing was transferred in the made-up ledger
-
-
-def test_without_experts_or_where_none_is_better_than_chance_there_is_no_study(
-    tmp_path: Path,
-) -> None:
-    runs = [load(write_run(tmp_path / "none", score=learnt(80), share=False))]
-    flat = [load(write_run(tmp_path / "flat", agents=1, score=lambda *key: 0.0, share=False))]
-    assert weigh({"none": runs}, [], flat) is None
-    assert weigh({"none": runs}, flat, flat) is None
+def test_numbers_are_told_with_their_intervals() -> None:
+    assert times((0.2, 0.1, inf)) == "0.20× (0.10 – ∞)" and times((1.5, nan, nan)) == "1.50×"
+    assert percent((0.031, 0.02, 0.05)) == "3.1 % (2.0 – 5.0)"
+    assert percent(analysis.UNKNOWN) == "not known"
 
 
 # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
 
 
-def made(folder: Path, arm: str, ranks: int) -> Point:
-    """The point whose run was made up in this folder, or one that has none yet."""
-    file = folder / arm / "job.toml"
-    job = from_toml(file.read_text()) if file.exists() else points()[0].job
-    return Point(arm, job, ranks, {"arm": arm, "seed": "1"})
+def hns(score: float) -> Score:
+    """Every task that was learnt is played at this human-normalised score, others at random."""
+
+    def points(agent: int, after: int, task: str) -> float:
+        low, high = RANDOM_AND_HUMAN[task]
+        order = (*GAMES[agent % 3 :], *GAMES[: agent % 3])
+        return low + score * (high - low) * (order.index(task) < after)
+
+    return points
 
 
-def all_made(folder: Path) -> list[Point]:
-    """The points of `a_study`."""
-    ranks = {"random": 1, "expert": 1, "none": 2, "distill": 2}
-    return [made(folder, arm, number) for arm, number in ranks.items()]
+def made(folder: Path, arm: str, steps: int, seed: int, score: float, agents: int = 2) -> Point:
+    """A point of a study with its run, which is made up."""
+    name = f"{arm}_steps-{steps}_seed-{seed}"
+    given: dict[str, Any] = {"share": arm in ("share", "replay"), "lesson_steps": 0}
+    path = write_run(
+        folder / name, GAMES, agents, score=hns(score), seed=seed, steps=steps, **given
+    )
+    labels = {"arm": arm, "steps": str(steps), "seed": str(seed)}
+    return Point(name, from_toml((path / "job.toml").read_text()), agents, labels)
 
 
-def test_files_of_a_study_hold_every_pair_and_say_what_is_missing(tmp_path: Path) -> None:
-    a_study(tmp_path)
-    said = collect(tmp_path, [*all_made(tmp_path), made(tmp_path, "mix", 2)])
-    assert said[0] == f"Results: {tmp_path / 'study.h5'}"
-    text = (tmp_path / "summary.md").read_text()
-    assert "Not finished yet: mix." in text
-    assert "| Robotank | 0.0 ± 1.0 | 1.0 ± 1.0 | left out |" in text
-    assert "| TA_mean(90 %) at least 2.5 | 1.59 (" in text
-    assert "(progress.svg)" in text
-    words = [word.text for word in ElementTree.parse(tmp_path / "progress.svg").iter()]
-    assert {"none", "distill", "environment steps of all agents"} <= set(words)
+def a_study(folder: Path) -> list[Point]:
+    """Three games, two agents; of six tasks in a run three come as lessons that cost nothing."""
+    study = read(written(folder))
+    points = [made(folder, "random", 1, 1, 0.0, agents=1)]
+    for seed, luck in ((1, -0.02), (2, 0.02)):
+        points += [made(folder, "none", steps, seed, steps / 2000 + luck) for steps in (500, 1000)]
+        points += [
+            made(folder, "share", steps, seed, steps / 1000 + luck) for steps in (1000, 2000)
+        ]
+    points.append(made(folder, "replay", 1000, 1, 0.4))
+    assert {point.name for point in points} == {point.name for point in study.points()}
+    save(folder, "study", points)
+    return points
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study whose runs are finished, for tests that change nothing."""
+    folder = tmp_path_factory.mktemp("study")
+    a_study(folder)
+    return folder
+
+
+def results_of(folder: Path, points: list[Point] | None = None) -> Results:
+    points = points or load_points(folder, "study")
+    results, notes = gather(folder, read(folder / FILE), points)
+    assert results is not None and notes == []
+    return results
+
+
+def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
+    results = results_of(there)
+    found = [(c.arm, c.budget, c.seeds) for c in results.cells]
+    assert found[:3] == [("none", 500, (1, 2)), ("none", 1000, (1, 2)), ("share", 1000, (1, 2))]
+    assert found[3:] == [("share", 2000, (1, 2)), ("replay", 1000, (1,))]
+    none, share = results.of("none", 1000)[0], results.of("share", 2000)[0]
+    assert results.scale.name == "HNS" and none.final.shape == (2, 2, 3)
+    assert none.by_seed == pytest.approx([0.48, 0.52]) and share.by_seed == pytest.approx(
+        [1.98, 2.02]
+    )
+    assert none.steps.tolist() == [6000, 6000] and share.steps.tolist() == [6000, 6000]
+    assert none.seconds.tolist() == [3 * 8] * 2  # ten per task, two of them evaluation
+    assert none.waiting == pytest.approx([6 / 48] * 2) and isnan(none.eval_cost[0])
+    krull = np.mean([RANDOM_AND_HUMAN["Krull"][0]])
+    assert results.random[0] == pytest.approx(krull) and results.missing == []
+
+
+def test_claims_say_what_was_found_and_whether_it_was_met(there: Path) -> None:
+    """None's best is 0.5 at 6,000 steps; share has 1.0 at 3,000 already, in the same time."""
+    found = list(claims(results_of(there)))
+    assert [claim.met for claim in found] == [False, False, True, True, True, True]
+    assert found[0].goal.startswith("at the score of none at 1,000, its best budget, share needs")
+    assert found[0].found.startswith("0.50× (0.50 – 0.50)") and found[1].found.startswith("1.00×")
+    assert "(6,000 and 6,000 steps in all)" in found[2].goal and "mean 4.00×" in found[2].found
+    assert found[3].found.startswith("0.0 %") and found[4].found == "0 steps"
+    one = [p for p in load_points(there, "study") if p.job.seed == 1]
+    known = [claim.met for claim in claims(results_of(there, one))]
+    assert known == [None, None, None, None, True, None]  # with one seed nobody knows the rest
+
+
+def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Path) -> None:
+    points = a_study(tmp_path)
+    extra = replace(points[-1], name="replay_steps-1000_seed-2")
+    said = collect(tmp_path, [*points, extra])
+    assert said[:2] == [f"Results: {tmp_path / 'study.h5'}", f"Report:  {tmp_path / 'report.html'}"]
+    assert said[2].startswith("missed     at the score of none at 1,000")
     page = (tmp_path / "report.html").read_text()
-    assert "Does sharing pay?" in page and "Time advantage of sharing" in page
-    assert "Negative transfer" in page and "lost from then to the end" in page
+    assert "Not finished yet: 1 runs (replay_steps-1000_seed-2)" in page
+    assert "agents &lt;share&gt;" in page and "<share>" not in page
+    order = ["score-steps", "score-time", "iqm", "profile", "improvement", "ablations", "Krull"]
+    places = [page.index(f'<figure id="{key}"') for key in order]
+    assert places == sorted(places) and places[-1] < page.index("<table>")  # tables come last
+    assert page.count("<svg") == len(order) + 2 and "steps of all agents" in page
+    for kind, magic in (("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
+        assert (tmp_path / f"figures/score-steps.{kind}").read_bytes().startswith(magic)
     assert list(verify(tmp_path / "study.h5")) == []
     with h5py.File(tmp_path / "study.h5") as file:
-        assert list(file["scale/counts"][()]) == [True, True, False]
-        assert list(file["pairs/arm"][()]) == [b"none"] * 4 + [b"distill"] * 4
-        assert file["arms/ta_mean_90"][()][1, 0] == pytest.approx(5200 / 3280)
-        assert isnan(file["arms/ta_mean_90"][()][0, 0])
-        assert all("description" in column.attrs for column in file["pairs"].values())
+        assert list(file["arms/arm"][()]) == [b"none"] * 2 + [b"share"] * 2 + [b"replay"]
+        assert file["arms/mean"][()][3, 0] == pytest.approx(2.0)
+        assert len(file["scores/final"]) == 9 * 2 * 3
+        assert all("description" in c.attrs for g in file.values() for c in g.values())
 
 
-def test_the_published_study_is_what_its_runs_tell(tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    copytree(PUBLISHED, folder)
-    (folder / "summary.md").unlink()
-    collect(folder, load_points(folder))
-    for name in ("summary.md", "progress.svg"):
-        assert (folder / name).read_text() == (PUBLISHED / name).read_text()
+def test_tables_have_a_row_for_each_arm_and_budget(there: Path) -> None:
+    found = tables(results_of(there))
+    assert list(found) == ["arms", "costs", "games", "seeds"]
+    assert found["seeds"][0] == ["", "1", "2"]
+    assert found["seeds"][2] == ["none at 1,000", "48.0", "52.0"]
+    assert found["seeds"][5] == ["replay at 1,000", "40.0", "–"]
+    costs = dict(zip(found["costs"][0], found["costs"][4], strict=True))
+    assert costs["mean"].startswith("200.0 % (") and costs["train steps"] == "6,000"
+    assert costs["eval cost"] == "–" and costs["waiting"] == "12.5 %"
+    assert found["games"][1][:2] == ["random play", "1598.0 ± 0.4"]
 
 
-def test_where_no_expert_is_better_than_chance_the_scale_is_shown(tmp_path: Path) -> None:
-    for name, agents in (("random", 1), ("expert", 1), ("none", 2)):
-        write_run(tmp_path / name, agents=agents, score=lambda *key: 0.0, share=False)
-    (tmp_path / "report.html").write_text("of runs that are no longer there")
-    there = all_made(tmp_path)[:3]
-    said = "\n".join(collect(tmp_path, there))
-    assert "nothing can be weighed" in said
-    assert "| Krull | 0.0 ± 1.0 | 0.0 ± 1.0 | left out |" in said
-    assert (tmp_path / "summary.md").read_text() in said
-    assert not (tmp_path / "report.html").exists()
+def test_ablations_are_set_beside_the_main_arm(there: Path) -> None:
+    figures = {figure.key: figure for figure in main_figures(results_of(there))}
+    assert "replay at 1,000" in figures["ablations"].svg
+    for words in ("share at 1,000 > none at 1,000", "share at 2,000 > none at 1,000"):
+        assert words.replace(">", "&gt;") in figures["improvement"].svg
+
+
+def test_games_without_human_scores_are_measured_from_random_play_to_the_baseline() -> None:
+    scale = analysis.scale_of(["CartPole-v1"], np.array([20.0]), [])
+    assert (scale.name, scale.zero[0], scale.one[0]) == ("score", 20.0, 21.0)
 
 
 def test_a_run_of_another_job_is_left_out_and_said(tmp_path: Path) -> None:
-    """The run.h5 of `none` was copied over that of `distill`."""
-    a_study(tmp_path)
-    there = all_made(tmp_path)
-    (tmp_path / "distill/run.h5").write_bytes((tmp_path / "none/run.h5").read_bytes())
-    said = collect(tmp_path, there)
-    assert said[0].startswith("distill is left out: its run.h5 is of another job (share.policy: ")
-    assert "| distill |" not in (tmp_path / "summary.md").read_text()
-
-
-def test_a_run_with_an_unknown_setting_or_other_agents_is_left_out_and_said(
-    tmp_path: Path,
-) -> None:
-    a_study(tmp_path)
-    there = all_made(tmp_path)
-    assert collect(tmp_path, there)[0].startswith("Results")
-    run = load(tmp_path / "none")
-    run.attributes["job"] = "[share]\nbrandnew = 1\n"
-    assert _another(run, there[2]).startswith("none is left out: the job in its run.h5 can't be")
-    other = replace(there[3], ranks=3)
-    assert "(agents: 2 there, 3 here)" in collect(tmp_path, [*there[:3], other])[0]
-
-
-def test_the_same_runs_give_the_same_bytes(tmp_path: Path) -> None:
-    a_study(tmp_path)
-    there = all_made(tmp_path)
-    found = []
-    for _ in range(2):
-        collect(tmp_path, there)
-        found.append((tmp_path / "study.h5").read_bytes())
-        sleep(1.1)  # times in HDF5 are whole seconds
-    assert found[0] == found[1]
-
-
-def test_the_page_compares_arms_that_have_all_seeds(tmp_path: Path) -> None:
-    study = uneven(tmp_path, 80, 40, 50)
-    assert [group.label for group in study.comparison.groups] == ["none"]
-
-
-def test_runs_with_another_number_of_agents_are_not_taken_for_those_of_a_study(
-    tmp_path: Path,
-) -> None:
-    run = write_run(tmp_path / "none_seed-1", share=False)
-    job = from_toml((run / "job.toml").read_text())
-    check_same_job(run, Point("none_seed-1", job, 2))
-    with pytest.raises(UsageError, match="agents: 2 there, 5 here"):
-        check_same_job(run, Point("none_seed-1", job, 5))
-
-
-@pytest.mark.parametrize(
-    ("policy", "setting", "refused"),
-    [("none", "updates", False), ("exact", "updates", True), ("none", "temperature", True)],
-)
-def test_a_run_without_sharing_counts_however_lessons_are_used(
-    tmp_path: Path, policy: str, setting: str, refused: bool
-) -> None:
-    """The temperature is that of rehearsal, too."""
-    job = from_toml((write_run(tmp_path / "run", share=policy == "exact") / "job.toml").read_text())
-    change: Any = {setting: 9.0}
-    other = replace(job, reuse=replace(job.reuse, **change))
-    point = Point("run", other, 2, {"arm": policy, "seed": "1"})
-    if refused:
-        with pytest.raises(UsageError, match=rf"reuse\.{setting}"):
-            check_same_job(tmp_path / "run", point)
-    else:
-        assert check_same_job(tmp_path / "run", point) == "finished"
-
-
-def test_a_later_study_of_the_same_folder_keeps_the_arms_of_the_earlier_one(
-    tmp_path: Path,
-) -> None:
-    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    more = _with_others(tmp_path, points(arms=["replay"], seeds=seeds("1", 1)))
-    assert {point.settings["arm"] for point in more} == {
-        "random",
-        "expert",
-        "replay",
-        "none",
-        "distill",
-    }
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        ({"reuse.frames": 0.7}, r"reuse\.frames \(0\.7 and 0\.1\)"),
-        ({"evaluation.episodes": 7}, r"evaluation\.episodes"),
-        ({"reuse.temperature": 5.0}, r"reuse\.temperature"),
-    ],
-)
-def test_arms_that_differ_in_more_than_their_ways_to_share_are_not_compared(
-    tmp_path: Path, flags: dict[str, object], words: str
-) -> None:
-    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    with pytest.raises(UsageError, match=words):
-        _with_others(tmp_path, points(arms=["replay"], flags=LITTLE | flags))
-
-
-def test_another_number_of_agents_is_no_seed_of_an_arm(tmp_path: Path) -> None:
-    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    with pytest.raises(UsageError, match=r"has 4 agents, none_seed-1 3, so they can't be seeds"):
-        _with_others(tmp_path, points(arms=["none", "distill"], agents=[4], seeds=seeds("1", 2)))
-
-
-def test_arms_of_another_topology_are_compared_where_their_name_tells_it(tmp_path: Path) -> None:
-    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    more = points(arms=["distill"], topologies=["full", "ring"], seeds=seeds("1", 1))
-    assert "distill-ring_seed-1" in {point.name for point in _with_others(tmp_path, more)}
-    with pytest.raises(UsageError, match=r"share\.topology"):
-        _with_others(tmp_path, points(arms=["replay"], topologies=["ring"], seeds=seeds("1", 1)))
-
-
-def test_a_dry_run_over_runs_of_another_job_is_refused_like_the_run(tmp_path: Path) -> None:
-    write_run(tmp_path / "none_seed-1", share=False)
-    with pytest.raises(UsageError, match="is a run of another job"):
-        CliRunner().invoke(
-            cli,
-            ["study", "--arms", "none,distill", "--dry-run", "--out", str(tmp_path)],
-            standalone_mode=False,
-            catch_exceptions=False,
-        )
-
-
-SMALL = ("--tasks", "CartPole-v1", "--order", "same", "--frames", "500")
-
-
-@pytest.mark.parametrize(
-    ("made_by", "words"),
-    [
-        ("study", ["sweep", "--resume", "{}", "--report"]),
-        ("study", ["sweep", *SMALL, "--policies", "none", "--out", "{}"]),
-        ("study", ["sweep", *SMALL, "--policies", "none", "--out", "{}", "--dry-run"]),
-        ("sweep", ["study", "--resume", "{}"]),
-        ("sweep", ["study", *SMALL, "--arms", "none,distill", "--out", "{}"]),
-    ],
-)
-def test_a_folder_holds_a_study_or_a_sweep(tmp_path: Path, made_by: str, words: list[str]) -> None:
-    point = points()[0]
-    save(tmp_path, [point if made_by == "study" else replace(point, settings={"seed": "1"})])
-    before = (tmp_path / "sweep.json").read_bytes()
-    with pytest.raises(UsageError, match=f"holds a {made_by}"):
-        CliRunner().invoke(
-            cli,
-            [word.format(tmp_path) for word in words],
-            standalone_mode=False,
-            catch_exceptions=False,
-        )
-    assert (tmp_path / "sweep.json").read_bytes() == before
-
-
-def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    flags = LITTLE | {"order": "canal"}
-    with pytest.raises(UsageError, match="order 'canal' knows the ten games only"):
-        save(tmp_path / "new", points(flags=flags))
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (None, r"none_seed-1\.toml can't be read: No such file"),
-        ("foo = [", r"none_seed-1\.toml is not as canal-mpi writes it: "),
-        ('[train]\nframes = "many"', r"none_seed-1\.toml is not as .*train\.frames = 'many'"),
-    ],
-)
-def test_a_damaged_job_file_is_named(tmp_path: Path, text: str | None, words: str) -> None:
-    save(tmp_path, points(arms=["none", "distill"], seeds=seeds("1", 1)))
-    file = tmp_path / "jobs" / "none_seed-1.toml"
-    file.unlink() if text is None else file.write_text(text)
-    with pytest.raises(DamagedData, match=words):
-        load_points(tmp_path)
+    points = a_study(tmp_path)
+    other, copied = points[1].name, points[2].name
+    (tmp_path / copied / "run.h5").write_bytes((tmp_path / other / "run.h5").read_bytes())
+    said = gather(tmp_path, read(tmp_path / FILE), points)[1][0]
+    assert said.startswith(f"{copied} is left out: its run.h5 is of another job (train.steps: 500")
+    points[2] = replace(points[3], ranks=3)
+    notes = gather(tmp_path, read(tmp_path / FILE), points)[1]
+    assert "(agents: 2 there, 3 here)" in notes[0]
 
 
 def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
-    assert collect(tmp_path, points())[0].startswith("Nothing to compare yet")
-    assert list(tmp_path.iterdir()) == []
+    points = read(written(tmp_path)).points()
+    assert collect(tmp_path, points)[0].startswith("Nothing to compare yet")
+    assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
-def test_the_summary_is_a_page_of_markdown(tmp_path: Path) -> None:
-    text = summary(a_study(tmp_path), points()[0], [])
-    assert text.startswith("# Does sharing pay?\n") and text.endswith("|\n")
-    assert "Not finished" not in text
-    assert "| forgetting at most 0.05 | 0.000 (0.000 – 0.000) | reached |" in text
-    assert (
-        "| negative transfer in at most 1 of 20 pairs | one seed can't tell | not known |" in text
-    )
-    lost = text[text.index("lost from then to the end") :]
-    assert "| distill | 0.00 ± 0.00 | 0.00 ± 0.00 |" in lost
-
-
-def test_negative_transfer_is_not_explained_where_nobody_shares(tmp_path: Path) -> None:
+def test_the_same_published_files_give_the_same_page_and_nothing_of_it_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    """Of each run only run.h5 and job.toml are needed."""
     a_study(tmp_path)
-    collect(tmp_path, all_made(tmp_path)[:3])
-    for name in ("summary.md", "report.html"):
-        assert "Negative transfer" not in (tmp_path / name).read_text()
+    found = []
+    for _ in range(2):
+        cli(["study", "--resume", str(tmp_path), "--report"], standalone_mode=False)
+        files = ("study.h5", "report.html", "figures/iqm.svg", "figures/iqm.pdf")
+        found.append([(tmp_path / name).read_bytes() for name in files])
+        for file in (tmp_path / "jobs").glob("*"):
+            file.unlink()
+        sleep(1.1)  # times in HDF5 and PDF are whole seconds
+    assert found[0] == found[1]
+    if shutil.which("chromium") is None:
+        pytest.skip("chromium is not installed (Debian package chromium; make test-all)")
+    browser = Browser(tmp_path)
+    try:
+        for width in (1200, 400):
+            browser.open(tmp_path / "report.html", width)
+            assert browser.run("document.documentElement.scrollWidth") <= width
+    finally:
+        browser.close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--arms", "none,distil"], "distill"),
-        (["--agents", "1"], "expected numbers from 2 to 4096"),
-        (["--report"], "of which study?"),
-        (["--resume", "x", "--arms", "none"], "leave out --arms"),
-        (["--seeds", "x"], "expected how many"),
-    ],
-)
-def test_what_makes_no_study_is_refused(arguments: list[str], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        CliRunner().invoke(
-            cli, ["study", *arguments], standalone_mode=False, catch_exceptions=False
+def refused(words: list[str], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        CliRunner().invoke(cli, words, standalone_mode=False, catch_exceptions=False)
+
+
+def test_a_folder_holds_a_study_or_a_sweep(tmp_path: Path) -> None:
+    small = ["--tasks", "CartPole-v1", "--order", "same", "--frames", "500"]
+    for kind, other, new in (
+        ("study", "sweep", [*small, "--policies", "none"]),
+        ("sweep", "study", [str(written(tmp_path))]),
+    ):
+        folder = tmp_path / kind
+        save(folder, kind, read(written(tmp_path)).points()[:1])
+        before = (folder / "experiment.json").read_bytes()
+        for words in (["--resume", str(folder), "--report"], [*new, "--out", str(folder)]):
+            refused([other, *words], f"holds a {kind}")
+            refused([other, *words, "--dry-run"], f"holds a {kind}")
+        assert (folder / "experiment.json").read_bytes() == before
+
+
+def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
+    file = str(written(tmp_path))
+    save(tmp_path / "there", "study", read(Path(file)).points())
+    refused(["study", file, "--arms", "none,distil", "--dry-run"], "--arms distil: the study has")
+    refused(["study", file, "--seeds", "9", "--dry-run"], "--seeds 9: the study has 1, 2")
+    refused(["study", "--report"], "of which study")
+    refused(["study", file, "--resume", str(tmp_path / "there")], "leave out STUDY")
+    write_run(tmp_path / "other/none_steps-500_seed-1", share=False)
+    for words in ([], ["--dry-run"]):
+        refused(
+            ["study", file, "--out", str(tmp_path / "other"), *words], "is a run of another job"
         )
 
 
-JOB = """
-tasks = ["CartPole-v1", "Acrobot-v1"]
-order = "rotate"
-[train]
-frames = 1500
-[learn]
-widths = [32]
-starts = 100
-[evaluation]
-episodes = 3
-max_steps = 200
-"""
-
-
 @pytest.mark.mpi
-def test_a_study_runs_from_its_start_to_its_report_and_repeats_nothing(tmp_path: Path) -> None:
-    (tmp_path / "job.toml").write_text(JOB)
+def test_a_study_runs_in_parts_from_its_start_to_its_report_and_repeats_nothing(
+    tmp_path: Path,
+) -> None:
+    text = DEFINITION.replace(
+        "[settings]", '[settings]\n"learn.widths" = [32]\n"learn.learning_starts" = 100'
+    )
+    text = text.replace("2000", "300").replace("1000", "200").replace("500", "100")
+    text = text.replace("[settings]", '[settings]\n"evaluation.episodes" = 1')
     out = tmp_path / "study"
-    command = ["canal-mpi", "study", "--job", str(tmp_path / "job.toml"), "--seeds", "1"]
-    command += ["--arms", "none,distill", "--agents", "2", "--out", str(out)]
+    command = ["canal-mpi", "study", str(written(tmp_path, text)), "--out", str(out)]
     told = run([*command, "--dry-run"], timeout=120)
-    assert told.code == 0 and "4 points, 0 finished" in told.out and not out.exists()
-    first = run(command, timeout=240)
-    assert first.code == 0, first.out + first.err
-    assert "# Does sharing pay?" in first.out
-    times = {file: file.stat().st_mtime_ns for file in out.glob("*/run.h5")}
-    assert len(times) == 4
-    again = run(command, timeout=60)
-    assert again.code == 0 and "started" not in again.out
-    assert {file: file.stat().st_mtime_ns for file in out.glob("*/run.h5")} == times
-    shown = run(["canal-mpi", "study", "--resume", str(out), "--report"], timeout=60)
-    assert shown.code == 0 and "4 of 4 points are finished" in shown.out
+    assert told.code == 0 and "10 points, 0 finished" in told.out and not out.exists(), told.err
+    part = run([*command, "--arms", "none", "--seeds", "1"], timeout=240)
+    assert part.code == 0, part.out + part.err
+    runs = {file: file.stat().st_mtime_ns for file in out.glob("*/run.h5")}
+    assert len(runs) == 3 and (out / "report.html").is_file()
+    resume = ["canal-mpi", "study", "--resume", str(out)]
+    more = run([*resume, "--arms", "share", "--seeds", "1"], timeout=240)
+    assert more.code == 0 and more.out.count("started") == 2, more.out + more.err
+    assert {file: file.stat().st_mtime_ns for file in runs} == runs
+    shown = run([*resume, "--report"], timeout=60)
+    assert shown.code == 0 and "5 of 10 points are finished" in shown.out
     assert run(["canal-mpi", "inspect", "--verify", str(out / "study.h5")]).code == 0

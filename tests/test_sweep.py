@@ -1,4 +1,4 @@
-"""The engine of sweeps on made-up programs, and real sweeps that are killed half-way."""
+"""The runner of sweeps on made-up programs, and real sweeps that are killed half-way."""
 
 import json
 import os
@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -18,25 +17,31 @@ from launch import environment, processes_with, run
 from madeup import write_run
 
 from canal_mpi.cli import cli
-from canal_mpi.cluster import supervise
-from canal_mpi.cluster.launch import Launch
-from canal_mpi.commands.sweep import _tell_of_others
-from canal_mpi.errors import DamagedData, RankFailed, UsageError
-from canal_mpi.job import EvaluationConfig, Job, MemoryConfig
-from canal_mpi.results.hdf5 import write_arrays
-from canal_mpi.results.tree import differences
-from canal_mpi.sweep import engine as engines
-from canal_mpi.sweep import estimate
-from canal_mpi.sweep.board import Board
-from canal_mpi.sweep.engine import BROKEN, ELSEWHERE, FINISHED, STOPPED, Engine, Work, last_words
-from canal_mpi.sweep.estimate import Pace, seconds_of, together
-from canal_mpi.sweep.folder import load_points, save
-from canal_mpi.sweep.grid import Point
+from canal_mpi.config import from_toml
+from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.experiments import estimates
+from canal_mpi.experiments import runner as runners
+from canal_mpi.experiments.estimates import Pace, seconds_in_all, seconds_of, taught_part
+from canal_mpi.experiments.points import FINISHED, Point, save
+from canal_mpi.experiments.runner import (
+    BROKEN,
+    ELSEWHERE,
+    STOPPED,
+    PointRun,
+    Progress,
+    Runner,
+    last_error,
+)
+from canal_mpi.launch import mpirun as launcher
+from canal_mpi.launch.mpirun import Command
+from canal_mpi.results.files import write_arrays
+from canal_mpi.results.inspect import differences
+from canal_mpi.settings import EvaluationConfig, Job, RehearsalConfig
 
 FAKE = """
 import signal, sys, time
 from pathlib import Path
-from canal_mpi.results.hdf5 import write_arrays
+from canal_mpi.results.files import write_arrays
 folder, how, resumes = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 with open(folder.parent / "calls", "a") as calls:
@@ -63,11 +68,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Runs that are made up; what each of them does, by its name."""
     how: dict[str, str] = {}
 
-    def command(point: Point, folder: Path, resumes: bool) -> Launch:
+    def command(point: Point, folder: Path, resumes: bool) -> Command:
         words = [str(folder / point.name), how.get(point.name, "works"), str(resumes)]
-        return Launch([sys.executable, "-c", FAKE, *words])
+        return Command([sys.executable, "-c", FAKE, *words])
 
-    monkeypatch.setattr(engines, "command_of", command)
+    monkeypatch.setattr(runners, "launch_of", command)
     return how
 
 
@@ -75,12 +80,12 @@ def a_point(name: str, ranks: int = 1) -> Point:
     return Point(name, Job(), ranks, {"name": name})
 
 
-def swept(folder: Path, *points: Point, slots: int = 2) -> tuple[Engine, list[str]]:
-    """Run points; the engine, and what it told."""
+def swept(folder: Path, *points: Point, slots: int = 2) -> tuple[Runner, list[str]]:
+    """Run points; the runner, and what it told."""
     told: list[str] = []
-    engine = Engine(folder, points, slots, lambda what, w: told.append(f"{what} {w.point.name}"))
-    engine.run()
-    return engine, told
+    runner = Runner(folder, points, slots)
+    runner.run(lambda what, run: told.append(f"{what} {run.point.name}"))
+    return runner, told
 
 
 def calls(folder: Path) -> list[str]:
@@ -91,11 +96,11 @@ def calls(folder: Path) -> list[str]:
 def test_points_run_at_once_as_far_as_they_fit_and_finished_ones_never_again(
     tmp_path: Path,
 ) -> None:
-    engine, told = swept(tmp_path, *(a_point(name) for name in "abc"))
+    runner, told = swept(tmp_path, *(a_point(name) for name in "abc"))
     assert told[:2] == ["started a", "started b"] and told[2].startswith("finished")
-    assert len(engine.of(FINISHED)) == 3
+    assert len(runner.having(FINISHED)) == 3
     before = {name: (tmp_path / name / "run.h5").stat().st_mtime_ns for name in "abc"}
-    engine, told = swept(tmp_path, *(a_point(name) for name in "abcd"))
+    runner, told = swept(tmp_path, *(a_point(name) for name in "abcd"))
     assert told == ["started d", "finished d"]
     assert {name: (tmp_path / name / "run.h5").stat().st_mtime_ns for name in "abc"} == before
     assert calls(tmp_path) == ["a starts", "b starts", "c starts", "d starts"]
@@ -111,13 +116,13 @@ def test_a_broken_point_does_not_stop_the_others_and_says_why(
     fake: dict[str, str], tmp_path: Path
 ) -> None:
     fake["a"] = "breaks"
-    engine, _ = swept(tmp_path, a_point("a"), a_point("b"))
-    assert [w.point.name for w in engine.of(FINISHED)] == ["b"]
-    broken = engine.of(BROKEN)[0]
-    assert broken.why == "the disk is full."
-    assert "broken" in "\n".join(Board(engine).lines())
+    runner, _ = swept(tmp_path, a_point("a"), a_point("b"))
+    assert [run.point.name for run in runner.having(FINISHED)] == ["b"]
+    broken = runner.having(BROKEN)[0]
+    assert broken.reason == "the disk is full."
+    assert "broken" in "\n".join(Progress(runner).table())
     fake["a"] = "works"
-    engine, told = swept(tmp_path, a_point("a"), a_point("b"))
+    runner, told = swept(tmp_path, a_point("a"), a_point("b"))
     assert told == ["resumed a", "finished a"]
 
 
@@ -127,13 +132,13 @@ def test_the_reason_is_of_this_start_and_no_warning(tmp_path: Path) -> None:
     since = log.stat().st_size
     with log.open("a") as file:
         file.write("canal-mpi: warning: it is late.\n")
-    assert last_words(log, since) == f"see {log}"
+    assert last_error(log, since) == f"see {log}"
     with log.open("a") as file:
         file.write("canal-mpi: the disk is full.\ncanal-mpi: warning: it is late.\n")
-    assert last_words(log, since) == "the disk is full."
+    assert last_error(log, since) == "the disk is full."
 
 
-def begin(folder: Path) -> None:
+def start_process(folder: Path) -> None:
     """Leave a checkpoint, as a run that was stopped does."""
     (folder / "checkpoints/agent-0").mkdir(parents=True)
     (folder / "checkpoints/agent-0/round-1").touch()
@@ -142,8 +147,8 @@ def begin(folder: Path) -> None:
 def test_only_a_point_with_damaged_checkpoints_is_repeated_from_its_start(
     fake: dict[str, str], tmp_path: Path
 ) -> None:
-    begin(tmp_path / "a")
-    begin(tmp_path / "b")
+    start_process(tmp_path / "a")
+    start_process(tmp_path / "b")
     fake |= {"a": "damaged", "b": "breaks"}
     _, told = swept(tmp_path, a_point("a"), slots=1)
     assert told == ["resumed a", "repeated a", "started a", "finished a"]
@@ -156,14 +161,14 @@ def test_a_signal_stops_politely_and_the_next_start_goes_on(
 ) -> None:
     fake["a"] = "slow"
     told: list[str] = []
-    engine = Engine(tmp_path, [a_point("a"), a_point("b")], 1, lambda what, w: told.append(what))
+    runner = Runner(tmp_path, [a_point("a"), a_point("b")], 1)
 
     def interrupt() -> None:
-        if (tmp_path / "a/checkpoints/agent-0/round-1").exists() and not engine.asked:
+        if (tmp_path / "a/checkpoints/agent-0/round-1").exists() and not runner.stop_reason:
             os.kill(os.getpid(), signal.SIGINT)
 
-    engine.run(interrupt)
-    assert told == ["started", STOPPED] and engine.asked == "SIGINT"
+    runner.run(lambda what, run: told.append(what), interrupt)
+    assert told == ["started", STOPPED] and runner.stop_reason == "SIGINT"
     assert not (tmp_path / "b").exists()
     fake["a"] = "works"
     swept(tmp_path, a_point("a"), a_point("b"))
@@ -181,34 +186,34 @@ def test_a_signal_that_comes_while_a_point_is_being_started_is_not_lost(
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    engine = Engine(tmp_path, [a_point("a")], 1)
+    runner = Runner(tmp_path, [a_point("a")], 1)
     begun = time.monotonic()
-    engine.run()
-    assert engine.asked == "SIGTERM" and engine.works[0].status == STOPPED
+    runner.run()
+    assert runner.stop_reason == "SIGTERM" and runner.runs[0].status == STOPPED
     assert time.monotonic() - begun < 40  # it would sleep for 60 s
 
 
 def test_a_second_signal_ends_what_does_not_listen(
     fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "PATIENCE", 0.5)
+    monkeypatch.setattr(launcher, "PATIENCE", 0.5)
     fake["a"] = "deaf"
-    engine = Engine(tmp_path, [a_point("a")], 1)
+    runner = Runner(tmp_path, [a_point("a")], 1)
 
     def interrupt() -> None:
         if (tmp_path / "a/checkpoints/agent-0/round-1").exists():
             os.kill(os.getpid(), signal.SIGINT)
 
-    engine.run(interrupt)
-    assert engine.works[0].status == STOPPED
+    runner.run(on_poll=interrupt)
+    assert runner.runs[0].status == STOPPED
 
 
 def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -> None:
     fake["a"] = "slow"
-    engine = Engine(tmp_path, [a_point("a"), a_point("b")], 1)
-    engine.run(limit=2.0)
-    assert engine.asked == "its time is over (--max-time)"
-    assert [w.point.name for w in engine.of(STOPPED)] == ["a"]
+    runner = Runner(tmp_path, [a_point("a"), a_point("b")], 1)
+    runner.run(limit=2.0)
+    assert runner.stop_reason == "its time is over (--max-time)"
+    assert [run.point.name for run in runner.having(STOPPED)] == ["a"]
 
 
 @pytest.mark.usefixtures("fake")
@@ -219,41 +224,50 @@ def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None
     hold += "fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline()
-        engine = Engine(tmp_path, [a_point("a")], 2)
+        runner = Runner(tmp_path, [a_point("a")], 2)
         seen: list[str] = []
 
         def finish_it() -> None:
-            seen.append(engine.works[0].status)
+            seen.append(runner.runs[0].status)
             write_arrays(folder / "run.h5", {}, {"status": "finished"})
             other.kill()
 
-        engine.run(finish_it)
-    assert seen[0] == ELSEWHERE and engine.works[0].status == FINISHED
+        runner.run(on_poll=finish_it)
+    assert seen[0] == ELSEWHERE and runner.runs[0].status == FINISHED
     assert not (tmp_path / "calls").exists()
 
 
 def test_a_point_that_was_in_use_after_all_is_left_alone_for_a_while(
     fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engines, "LATER", 2.0)
+    monkeypatch.setattr(runners, "RETRY_SECONDS", 2.0)
     fake["a"] = "in use"
-    engine = Engine(tmp_path, [a_point("a")], 1)
+    runner = Runner(tmp_path, [a_point("a")], 1)
 
     def free() -> None:
-        fake["a"] = "works" if engine.works[0].status == ELSEWHERE else fake["a"]
+        fake["a"] = "works" if runner.runs[0].status == ELSEWHERE else fake["a"]
 
-    engine.run(free)
+    runner.run(on_poll=free)
     starts = (tmp_path / "logs/a.log").read_text().count("-c")
-    assert engine.works[0].status == FINISHED and starts == 2
+    assert runner.runs[0].status == FINISHED and starts == 2
 
 
-def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(tmp_path, [a_point("a", 2), a_point("b", 2)])
-    write_run(tmp_path / "a")
-    (tmp_path / "a/job.toml").unlink()  # it is of another job
+def madeup_point(folder: Path, name: str, **given: Any) -> Point:
+    """A point whose run is made up."""
+    run = write_run(folder / name, **given)
+    return Point(name, from_toml((run / "job.toml").read_text()), 2, {"name": name})
+
+
+def test_a_report_starts_nothing_and_leaves_out_runs_of_other_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = [madeup_point(tmp_path, name, seed=seed) for seed, name in enumerate("ac")]
+    save(tmp_path, "sweep", [there[0], a_point("b", 2), there[1]])
+    (tmp_path / "c/run.h5").write_bytes((tmp_path / "a/run.h5").read_bytes())
     cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
     said = capsys.readouterr().out
-    assert "1 of 2 points are finished" in said and (tmp_path / "report.html").is_file()
+    assert "2 of 3 points are finished" in said and (tmp_path / "report.html").is_file()
+    assert "c is left out: its run.h5 is of another job (seed: 0 there, 1 here)" in said
     assert not (tmp_path / "logs").exists() and not (tmp_path / "b").exists()
     with pytest.raises(UsageError, match="of which sweep"):
         cli(["sweep", "--report"], standalone_mode=False)
@@ -262,27 +276,18 @@ def test_a_report_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_report_says_how_runs_that_are_not_finished_were_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    names = ["stopped", "died", "torn", "failed", "new"]
-    save(tmp_path, [a_point(name, 2) for name in names])
-    write_run(tmp_path / "stopped", status="stopped")
-    write_run(tmp_path / "died", status="running")
-    write_run(tmp_path / "torn")
+    wanted = {"stopped": "stopped", "died": "broken", "torn": "damaged"}
+    states = {"stopped": "stopped", "died": "running", "torn": "finished"}
+    there = [madeup_point(tmp_path, name, status=status) for name, status in states.items()]
+    save(tmp_path, "sweep", [*there, a_point("failed"), a_point("new")])
     (tmp_path / "torn/run.h5").write_bytes(b"hi")
-    for name in names:  # they are of other jobs
-        (tmp_path / name / "job.toml").unlink(missing_ok=True)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs/failed.log").write_text("canal-mpi: something\n")
     os.utime(tmp_path / "logs/failed.log", (1, 1))
     cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    told = {words[0]: words[1] for words in lines if words[0] in names}
-    assert told == {
-        "stopped": "stopped",
-        "died": "broken",
-        "torn": "damaged",
-        "failed": "broken",
-        "new": "waiting",
-    }
+    wanted |= {"failed": "broken", "new": "waiting"}
+    assert {words[0]: words[1] for words in lines if words[0] in wanted} == wanted
 
 
 def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
@@ -291,100 +296,85 @@ def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
     assert differences(one, one) == []
 
 
-def test_a_later_sweep_of_a_folder_tells_what_is_no_part_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(tmp_path, [a_point("a"), a_point("b")])
-    _tell_of_others(tmp_path, [a_point("b"), a_point("c")])
-    assert "1 points of an earlier sweep (a …) are no part of this one" in capsys.readouterr().err
-    _tell_of_others(tmp_path, [a_point("b"), a_point("a")])
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda points: points.append(points[0]), "a point is there twice"),
-        (lambda points: points[0]["settings"].update(arm="x"), "some points are of a study"),
-        (lambda points: points[0]["settings"].update(name="a\n| b |"), "the settings of 'a'"),
-    ],
-)
-def test_an_index_that_nobody_wrote_so_is_refused(
-    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None], words: str
-) -> None:
-    save(tmp_path, [a_point("a"), a_point("b")])
-    facts = json.loads((tmp_path / "sweep.json").read_text())
-    change(facts["points"])
-    (tmp_path / "sweep.json").write_text(json.dumps(facts))
-    with pytest.raises(DamagedData, match=words):
-        load_points(tmp_path)
-
-
 def test_a_run_on_another_node_is_not_called_broken(tmp_path: Path) -> None:
     """Its locks are not seen here, its heartbeat is; or its log is just being begun."""
-    work = Work(a_point("a"), write_run(tmp_path / "a", status="running"), tmp_path / "a.log")
-    (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": time.time()}))
-    assert work.found() == ELSEWHERE
-    (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": 1.0}))
-    assert work.found() == BROKEN
-    (tmp_path / "a.log").touch()
-    assert work.found() == ELSEWHERE
-
-
-def test_a_point_that_is_much_smaller_tells_nothing_of_the_time_left(tmp_path: Path) -> None:
-    small, large = a_point("small"), a_point("large")
-    small = replace(small, job=replace(small.job, train=replace(small.job.train, frames=1)))
-    engine = Engine(tmp_path, [small, large], 2)
-    engine.works[0].status, engine.works[0].seconds = FINISHED, 2.0
-    assert isnan(Board(engine).left())
+    point = madeup_point(tmp_path, "a", status="running")
+    run = PointRun(point, tmp_path / "a", tmp_path / "a.log")
+    for beat, log, wanted in (
+        (time.time(), False, ELSEWHERE),
+        (1, False, BROKEN),
+        (1, True, ELSEWHERE),
+    ):
+        (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": beat}))
+        if log:
+            (tmp_path / "a.log").touch()
+        run.describe()
+        assert run.status == wanted
 
 
 def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:
-    engine = Engine(tmp_path, [a_point(name) for name in "abcd"], 2)
+    runner = Runner(tmp_path, [a_point(name) for name in "abcd"], 2)
     states = [(FINISHED, 10.0), (FINISHED, 20.0), ("running", 5.0), ("waiting", 0.0)]
-    for work, (status, seconds) in zip(engine.works, states, strict=True):
-        work.status, work.seconds = status, seconds
-    assert Board(engine).left() == 10 + 15
-    assert "2 of 4 points are finished · about 25 s left" in Board(engine).lines()[-1]
+    for point_run, (status, seconds) in zip(runner.runs, states, strict=True):
+        point_run.status, point_run.seconds = status, seconds
+    assert Progress(runner).seconds_left() == 10 + 15
+    assert "2 of 4 points are finished · about 25 s left" in Progress(runner).table()[-1]
+    small, large = a_point("small"), a_point("large")  # one that is much smaller tells nothing
+    small = replace(small, job=replace(small.job, train=replace(small.job.train, steps=1)))
+    runner = Runner(tmp_path, [small, large], 2)
+    runner.runs[0].status, runner.runs[0].seconds = FINISHED, 2.0
+    assert isnan(Progress(runner).seconds_left())
+
+
+def test_on_a_terminal_one_line_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    progress = Progress(Runner(tmp_path, [a_point(f"p{k}") for k in range(40)], 2))
+    monkeypatch.setattr(runners, "monotonic", lambda: time.monotonic() + 5)
+    progress.refresh()
+    said = capsys.readouterr().out
+    assert said == "\r\x1b[K" + "0 of 40 points are "
 
 
 def test_a_trial_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "LONGEST", 0.01)
+    monkeypatch.setattr(estimates, "TRIAL_TIMEOUT", 0.01)
     with pytest.raises(RankFailed, match="the trial of 600 steps took more than"):
-        estimate.pace_of(Job(tasks=("CartPole-v1",)))
+        estimates.measure_pace(Job(tasks=("CartPole-v1",)))
 
 
-def test_a_table_is_no_higher_than_its_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LINES", "12")
-    board = Board(Engine(tmp_path, [a_point(f"p{k}") for k in range(40)], 2))
-    board._terminal = True
-    assert len(board.lines()) < 12 and " … and 33 more" in board.lines()
-
-
-def test_estimates_count_steps_crowding_and_slow_devices() -> None:
+def test_estimates_count_steps_lessons_crowding_and_slow_devices() -> None:
     pace = Pace(env=0.0005, learn=0.0005, episode=0.2)
-    job = Job(tasks=("a", "b"), memory=MemoryConfig(rows=0))
+    job = Job(tasks=("a", "b"), order="rotate", rehearsal=RehearsalConfig(rows=0))
     one = seconds_of(Point("x", job, 1), pace)
     assert one == pytest.approx(4 + 2 * (20 + 1))
-    rehearses = Job(tasks=("a", "b"))  # a third more updates
+    rehearses = replace(job, rehearsal=RehearsalConfig())  # a third more updates
     assert seconds_of(Point("x", rehearses, 1), pace) == pytest.approx(4 + 2 * (10 + 10 / 0.75 + 1))
-    looks = EvaluationConfig(every=5000, tasks="seen")  # 4 inside a task, the other task in half
+    looks = EvaluationConfig(interval=5000, tasks="seen")  # 4 inside a task, the other task in half
     often = replace(job, evaluation=looks)
     assert seconds_of(Point("x", often, 1), pace) == pytest.approx(4 + 2 * (20 + 5.5))
     crowd = seconds_of(Point("x", job, 1000), pace)
     assert crowd > 100 * one
     slow = seconds_of(Point("x", replace(job, emulate=("n@0.25",)), 1), pace)
     assert slow == pytest.approx(4 + 2 * 21 * 4)
-    assert together([a_point("a"), a_point("b")], [10.0, 10.0], slots=2) == 10.0
-    assert together([a_point("a", 2), a_point("b", 2)], [10.0, 10.0], slots=2) == 20.0
+    assert taught_part(Point("x", job, 2)) == 0.5  # both tasks are known after the first round
+    alone = replace(job, share=replace(job.share, policy="none"))
+    assert taught_part(Point("x", alone, 2)) == taught_part(Point("x", job, 1)) == 0
+    assert seconds_in_all([a_point("a"), a_point("b")], [10.0, 10.0], slots=2) == 10.0
+    assert seconds_in_all([a_point("a", 2), a_point("b", 2)], [10.0, 10.0], slots=2) == 20.0
 
 
-def test_work_knows_its_own_run(tmp_path: Path) -> None:
-    work = Work(a_point("a"), tmp_path / "a", tmp_path / "log")
-    work.look()
-    assert work.status == "waiting"
+def test_a_dry_run_tells_groups_of_seeds_by_what_their_runs_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs of 30 s and of two minutes are finished; the third group is tried out."""
+    monkeypatch.setattr(estimates, "measure_pace", lambda job: Pace(0.001, 0.001, 0.0))
+    job = madeup_point(tmp_path, "a").job  # 3 tasks of 10 s each
+    found = [Point(n, job, 2, {"arm": n[0], "seed": n}) for n in ("a", "a2", "b1")]
+    lines = estimates.dry_run(tmp_path, found, slots=2)
+    assert [line.split()[:4] for line in lines[1:3]] == [["a", "2", "2", "1"], ["b", "2", "1", "0"]]
+    assert lines[1].endswith("about 34 s") and lines[-1].startswith(" 3 points, 1 finished")
 
 
 # Real ranks
@@ -393,19 +383,19 @@ JOB = """
 tasks = ["CartPole-v1", "Acrobot-v1"]
 order = "rotate"
 [train]
-frames = 400
+steps = 400
 [learn]
-algorithm = "linear"
-batch = 32
-starts = 32
+widths = [8]
+batch_size = 32
+learning_starts = 32
 [evaluation]
 episodes = 1
 max_steps = 50
 tasks = "all"
 [reuse]
-admission = false
+reject_if_worse = false
 [checkpoint]
-every = 50
+interval = 50
 """
 MIXES = {
     "nano2": "nano-[1-2] speed=0.5\n",

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 from helpers import SPACES, Player, observation
 
-from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.interfaces import Array, Batch
+from canal_mpi.membuf.buffer import Buffer, Recipe
 from canal_mpi.membuf.replay import Sampler
-from canal_mpi.membuf.targets import Recipe
-from canal_mpi.types import Array, Batch
 
 RECIPES = [
     Recipe(50, 0.9, 1),
     Recipe(50, 0.9, 3),
-    Recipe(50, 0.97, 5, "none", life_ends=False),
+    Recipe(50, 0.97, 5, "none", terminal_on_life_loss=False),
     Recipe(50, 0.9, 100, "scale"),
 ]
 
@@ -56,7 +55,7 @@ def test_a_restored_buffer_knows_the_same_bits_and_goes_on_with_them(steps: int)
     first.play(steps, (0.05, 0.05, 0.1))
     second = Player(Buffer(SPACES, 30).track(recipe), seed=steps)
     second.play(7, (0.1, 0.1, 0.1))
-    second.buffer.restore(first.buffer.state())
+    second.buffer.load_state_dict(first.buffer.state_dict())
     second.rng = np.random.default_rng(8)
     first.rng, second.states, second.now = np.random.default_rng(8), first.states, first.now[:]
     for _ in range(12):

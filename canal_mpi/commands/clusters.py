@@ -1,5 +1,7 @@
 """Commands for clusters: launch, hosts, doctor. None loads torch or MPI into this process."""
 
+import shlex
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,11 +30,16 @@ NETWORK = click.option(
 @HOSTFILE
 @NETWORK
 @click.option("--env-server", is_flag=True, help="The last rank runs every environment.")
-@click.option("--ft", is_flag=True, help="Go on without ranks that die (Open MPI only).")
+@click.option("--ft", is_flag=True, help="Continue without ranks that die (Open MPI only).")
+@click.option(
+    "--max-time",
+    metavar="TIME",
+    help="Save and stop after so long, as in 90s, 20m, 2h; ranks that don't are killed.",
+)
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- train|evaluate …")
 @click.pass_context
-def launch(ctx: click.Context, /, **options: Any) -> None:
+def launch(ctx: click.Context, /, dry_run: bool, **options: Any) -> None:
     """Start train or evaluate with mpirun, with everything filled in that plain mpirun lacks.
 
     The MPI of this environment is found; root, more ranks than cores, variables, absolute paths
@@ -44,60 +51,63 @@ def launch(ctx: click.Context, /, **options: Any) -> None:
     canal-mpi launch -n 5 -- train --job quick
     canal-mpi launch --hostfile hostfiles/nano4-xavier1.hosts -- train --job quick
     """
-    from canal_mpi.cluster.start import command_of, start
+    from canal_mpi.launch import supervise
 
-    wish = _wish(options)
-    command = command_of(wish)
+    request = _request(**options)
+    command = supervise.command_for(request)
     click.echo(str(command))
-    if not options["dry_run"]:
-        ctx.exit(start(wish, command, _say))
+    if not dry_run:
+        ctx.exit(supervise.launch(request, command))
 
 
-def _say(words: str) -> None:
-    click.echo(f"canal-mpi: {words}", err=True)
+def _request(
+    arguments: tuple[str, ...],
+    hostfile: Path | None,
+    max_time: str | None,
+    env_server: bool,
+    **options: Any,
+) -> Any:
+    from canal_mpi.cli import seconds_of
+    from canal_mpi.launch.hostfile import read_hosts
+    from canal_mpi.launch.supervise import LaunchRequest
 
-
-def _wish(options: dict[str, Any]) -> Any:
-    from canal_mpi.cluster.hostfile import read_hosts
-    from canal_mpi.cluster.start import Wish, words_of
-
-    arguments = list(options["arguments"])
     if arguments[0] not in ("train", "evaluate"):
         raise UsageError(
             f"launch starts train or evaluate, not '{arguments[0]}': "
             "canal-mpi launch -n 5 -- train --job quick"
         )
-    hosts = read_hosts(options["hostfile"]) if options["hostfile"] else []
-    names = [("-n", "ranks"), ("--hostfile", "hostfile"), ("--network", "network")]
-    names += [("--env-server", "env_server"), ("--ft", "ft")]
-    folder = _folder(arguments) if arguments[0] == "train" else None
-    return Wish(
-        tuple(arguments),
-        options["ranks"],
-        tuple(hosts),
-        int(options["env_server"]),
-        options["ft"],
-        options["network"],
-        folder,
-        words_of([(flag, options[name]) for flag, name in names]),
+    typed, folder = [word for word in sys.argv[1 : -len(arguments)] if word != "--"], None
+    if arguments[0] == "train":
+        arguments += ("--max-time", max_time) if max_time else ()
+        arguments, folder, max_time = _train_options(arguments)
+    return LaunchRequest(
+        arguments,
+        hosts=tuple(read_hosts(hostfile)) if hostfile else (),
+        env_servers=int(env_server),
+        max_time=seconds_of(max_time),
+        folder=folder,
+        typed=shlex.join(typed),
+        **options,
     )
 
 
-def _folder(arguments: list[str]) -> Path:
-    """Where the run will be; a run that nobody named gets its name here."""
+def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, str | None]:
+    """The arguments of train, where the run will be, and its --max-time.
+
+    A run without a name gets one here.
+    """
     from canal_mpi.cli import train
     from canal_mpi.results.files import file_name
 
     words = [word for word in arguments[1:] if word != "--ft"]
     given = train.make_context("canal-mpi train", words).params
-    named = given["resume"] or given["out"]
-    if named:
-        return Path(named).absolute()
+    if named := given["resume"] or given["out"]:
+        return arguments, Path(named).absolute(), given["max_time"]
     if not given["name"]:
         job = file_name(Path(given["job_file"] or "default").stem)[:40]
         given["name"] = f"{job}-{datetime.now():%Y%m%d-%H%M%S}"
-        arguments += ["--name", given["name"]]
-    return Path("runs", given["name"]).absolute()
+        arguments += ("--name", given["name"])
+    return arguments, Path("runs", given["name"]).absolute(), given["max_time"]
 
 
 @click.command()
@@ -111,11 +121,11 @@ def _folder(arguments: list[str]) -> Path:
 def hosts(file: Path, kind: str | None) -> None:
     """Print a short description of hosts as a hostfile of Open MPI or MPICH.
 
-    A line of FILE is a host and its number of ranks, as in `nano-[1-4] 1`; `env-server` behind it
+    A line of FILE is a host and its number of ranks, as in `nano-[1-4] 1`; `env-server` after it
     gives its ranks to environments (the last ranks of the job).
     """
-    from canal_mpi.cluster.hostfile import convert, read_text
-    from canal_mpi.cluster.mpis import find_mpi
+    from canal_mpi.launch.hostfile import convert, read_text
+    from canal_mpi.launch.mpirun import find_mpi
 
     click.echo(convert(read_text(file), str(file), kind or find_mpi().kind), nl=False)
 
@@ -140,25 +150,24 @@ def hosts(file: Path, kind: str | None) -> None:
 )
 @click.pass_context
 def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: Any) -> None:
-    """Say whether this machine, or every host of a hostfile, is fit to run a job.
+    """Check whether this machine, or every host of a hostfile, is fit to run a job.
 
     Each host is asked through mpirun itself: can it be reached, has it the same versions of Python,
     canal-mpi, torch, MPI and ALE, do the games load, does CUDA work, are there memory and disk for
-    the job, is its clock right, how fast are the links between neighbours. Exit code 1 if something
-    is wrong; what to do about it is said.
+    the job, is its clock right, how fast are the links between neighbors. Exit code 1 if something
+    is wrong; each problem comes with what to do about it.
     """
-    from canal_mpi import tasks
-    from canal_mpi.cluster.doctor import Patient, examine
-    from canal_mpi.cluster.hostfile import read_hosts
+    from canal_mpi import envs
     from canal_mpi.config import resolve
+    from canal_mpi.launch.doctor import CheckRequest, check
+    from canal_mpi.launch.hostfile import read_hosts
 
-    job = tasks.named(resolve({}, job_file))
+    job = envs.named(resolve({}, job_file))
     hosts = tuple(read_hosts(options["hostfile"])) if options["hostfile"] else ()
-    found = examine(Patient(job, out.absolute(), hosts, options["network"], options["seconds"]))
-    ill = {name for name, _ in found.wrong}
-    for line in found.lines():
-        bad = any(line.startswith((f" {name} ", f" {name}:")) for name in ill)
-        click.secho(line, fg="red" if bad else "green")
-    number = len(found.wrong)
-    click.echo(f"{number} thing{'s' * (number > 1)} to mend." if number else "Fit to run.")
-    ctx.exit(int(bool(found.wrong)))
+    request = CheckRequest(job, out.absolute(), hosts, options["network"], options["seconds"])
+    report = check(request)
+    for line, failed in report.lines():
+        click.secho(line, fg="red" if failed else "green")
+    number = len(report.problems)
+    click.echo(f"{number} thing{'s' * (number > 1)} to fix." if number else "Fit to run.")
+    ctx.exit(int(bool(report.problems)))

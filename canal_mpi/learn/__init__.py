@@ -4,10 +4,12 @@ from collections.abc import Mapping
 
 ALGORITHMS: Mapping[str, str] = {
     "dqn": "canal_mpi.learn.dqn:DQN",
-    "linear": "canal_mpi.learn.linear:Linear",
 }
-NETWORKS: Mapping[str, str] = {"mlp": "canal_mpi.learn.nets:Mlp", "cnn": "canal_mpi.learn.nets:Cnn"}
+NETWORKS: Mapping[str, str] = {
+    "mlp": "canal_mpi.learn.networks:Mlp",
+    "cnn": "canal_mpi.learn.networks:Cnn",
+}
 LOSSES = ("huber", "mse")
-IDENTITIES = ("single", "heads", "separate")
+HEADS = ("shared", "per_task", "separate")
 REWARDS = ("clip", "none", "scale")
 REUSE_MODES = ("replay", "mix", "distill", "adopt")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from canal_mpi.types import Array
+from canal_mpi.interfaces import Array
 
 ALIGNED = 64  # bytes; BLAS gives other bits for memory that starts elsewhere
 ENVIRONMENT = 256  # bytes, more than any fenv_t has

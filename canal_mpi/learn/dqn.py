@@ -1,246 +1,385 @@
-"""The DQN family: double, target network, Huber, on pieces that a task's identity chooses.
+"""DQN: double Q-learning with a target network, Huber loss and Adam, for several tasks.
 
-A learner owns pieces: trunks and heads. `single` has one of each for all tasks, `heads` a head for
-every task on one trunk (and an input layer in front of it), `separate` a whole network for each.
+The network of a task is made of blocks: a trunk and a head. With `learn.heads = shared` all tasks
+share both, with `per_task` every task has a head (and an input layer in front of the trunk) of its
+own, with `separate` a whole network.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import hypot
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.job import Job
-from canal_mpi.learn.elastic import Elastic
-from canal_mpi.learn.layers import splits
-from canal_mpi.learn.losses import departure, goals_of, imitation, temporal_difference
-from canal_mpi.learn.makers import maker_of
-from canal_mpi.learn.passes import Passes
-from canal_mpi.learn.piece import Piece, array_of
-from canal_mpi.learn.twins import check_twin
-from canal_mpi.state import inside, under
-from canal_mpi.types import Array, Batch, Columns, Spaces
+from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
+from canal_mpi.learn.ewc import EWC
+from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, array_of, has_own_input
+from canal_mpi.machine import compiled
+from canal_mpi.settings import Job, LearnConfig
+from canal_mpi.state import strip_prefix, with_prefix
+
+HALF, ONE, TWO = (np.float32(number) for number in (0.5, 1, 2))  # keep single precision
 
 
-class DQN:
-    """A learner that meets the `Learner` protocol."""
+class QNetwork(Protocol):
+    """Q-values of flat observations; `backward` goes with the last `forward`."""
+
+    def forward(self, obs: Array) -> Array:
+        """Q-values, remembered for `backward`; the next call may overwrite them."""
+        ...
+
+    def backward(self, grad: Array) -> None:
+        """Gradients of the parameters from the gradient of the loss in the Q-values."""
+        ...
+
+    def q_values(self, obs: Array) -> Array:
+        """Q-values alone; the next call may overwrite them."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes blocks (an input, a trunk, a head) and networks of them, the head last."""
+
+    device: str
+    threads: int
+
+    def block(self, part: str, seed: int) -> ParamBlock:
+        """A new block; an input layer is the first layer of what the trunk would be alone."""
+        ...
+
+    def q_network(
+        self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
+    ) -> QNetwork:
+        """The network of these blocks, or of their targets."""
+        ...
+
+
+def make_backend(spaces: Spaces, config: LearnConfig) -> Backend:
+    """Compiled for a plain MLP on the CPU, which needs no torch; else torch."""
+    plain = config.network == "mlp" and not config.dueling
+    if plain and config.device == "cpu":
+        return FastBackend(spaces, config)
+    from canal_mpi.learn.networks import TorchBackend, choose_device  # imports torch
+
+    device = choose_device(config.device)
+    if plain and device == "cpu":
+        return FastBackend(spaces, config)
+    return TorchBackend(spaces, config, device)
+
+
+class TaskNetwork(NamedTuple):
+    """What acts and learns for one task."""
+
+    q_network: QNetwork
+    target_network: QNetwork
+    blocks: dict[str, ParamBlock]  # by name
+
+
+class DQN(Learner):
+    """Double DQN, or what the settings of `learn` leave of it."""
 
     def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
-        self.spaces, self.config, self.memory = spaces, job.learn, job.memory
-        self.reuse, self._seed = job.reuse, seed
-        self.maker = maker_of(spaces, job.learn)
-        self.device, self.threads = self.maker.device, self.maker.threads
-        self.factor = 1 / 255 if job.learn.scale_input and spaces.dtype == "|u1" else 1.0
-        self.pieces: dict[str, Piece] = {}
-        self._passes: dict[str, tuple[Passes, Passes]] = {}
-        self._moved: dict[str, dict[str, Piece]] = {}  # by an update of a task
-        self.elastic = Elastic(job.memory.ewc_alpha)
-        self.teacher: Passes | None = None
-        self.combine: Callable[[Array], Array] | None = None
+        self.spaces, self.config, self.rehearsal = spaces, job.learn, job.rehearsal
+        self.temperature, self._seed = job.reuse.temperature, seed
+        self.backend = make_backend(spaces, job.learn)
+        self.device, self.threads = self.backend.device, self.backend.threads
+        scaled = job.learn.scale_input and spaces.dtype == "|u1"
+        self.input_scale = 1 / 255 if scaled else 1.0
+        self.blocks: dict[str, ParamBlock] = {}
+        self._networks: dict[str, TaskNetwork] = {}
+        self.ewc = EWC(job.rehearsal.ewc_alpha)
+        self.teacher: QNetwork | None = None
         self.task, self.updates = "", 0
-        self._slope = np.zeros((0, 0), dtype=np.float32)  # memory that is used again
+        self._grad = np.zeros((0, 0), dtype=np.float32)  # of the Q-values; used again
 
-    # ── which network ──────────────────────────────────────────────────────────────────────────
+    # ── networks of tasks ──────────────────────────────────────────────────────────────────────
 
-    def begin(self, task: str) -> None:
-        """Act and learn for this task from now on."""
+    def set_task(self, task: str) -> None:
+        """Act and learn for this task from now on, without a teacher."""
         self.task, self.teacher = task, None
-        self._network(task)
+        self.network(task)
 
-    def names(self, task: str) -> dict[str, str]:
-        """The pieces that a task uses, by what they are: its input, trunk and head."""
-        identity = self.config.identity
-        trunk = f"trunk/{task}" if identity == "separate" else "trunk"
-        own = {"input": f"input/{task}"} if splits(self.config) else {}
-        return own | {"trunk": trunk, "head": "head" if identity == "single" else f"head/{task}"}
+    def block_names(self, task: str) -> dict[str, str]:
+        """The blocks that a task uses: by part (input, trunk, head) the name of each."""
+        heads = self.config.heads
+        trunk = f"trunk/{task}" if heads == "separate" else "trunk"
+        own = {"input": f"input/{task}"} if has_own_input(self.config) else {}
+        return own | {"trunk": trunk, "head": "head" if heads == "shared" else f"head/{task}"}
 
-    def _pieces(self, task: str = "") -> dict[str, Piece]:
-        """The pieces of a task (the current one) by what they are."""
-        return {part: self.pieces[name] for part, name in self.names(task or self.task).items()}
+    def network(self, task: str) -> TaskNetwork:
+        """The network of a task; made when it is first used."""
+        if task not in self._networks:
+            blocks = {
+                name: self._block(part, name) for part, name in self.block_names(task).items()
+            }
+            made = list(blocks.values())
+            online = self.backend.q_network(made, self.input_scale)
+            target = self.backend.q_network(made, self.input_scale, target=True)
+            self._networks[task] = TaskNetwork(online, target, blocks)
+        return self._networks[task]
 
-    def _network(self, task: str) -> tuple[Passes, Passes]:
-        """Online and target passes of a task; made at first sight."""
-        if task not in self._passes:
-            pieces = [self._piece(part, name) for part, name in self.names(task).items()]
-            online = self.maker.passes(pieces, self.factor)
-            self._passes[task] = (online, self.maker.passes(pieces, self.factor, target=True))
-            self._moved[task] = {name: self.pieces[name] for name in self.names(task).values()}
-        return self._passes[task]
-
-    def _piece(self, part: str, name: str) -> Piece:
-        if name not in self.pieces:
+    def _block(self, part: str, name: str) -> ParamBlock:
+        if name not in self.blocks:
             seed = self._seed("trunk" if part == "input" else name)
-            self.pieces[name] = self.maker.piece(part, seed)
-        return self.pieces[name]
+            self.blocks[name] = self.backend.block(part, seed)
+        return self.blocks[name]
+
+    def _parts(self) -> dict[str, ParamBlock]:
+        """The blocks of the current task by part."""
+        return {part: self.blocks[name] for part, name in self.block_names(self.task).items()}
 
     # ── acting ─────────────────────────────────────────────────────────────────────────────────
 
-    def values(self, obs: Array) -> Array:
-        """Values of the actions in a few states of the current task."""
-        return self._network(self.task)[0].values(obs.reshape(len(obs), -1)).copy()
+    def q_values(self, obs: Array) -> Array:
+        """Q-values of a few observations of the current task."""
+        return self.network(self.task).q_network.q_values(obs.reshape(len(obs), -1)).copy()
 
     def act(self, obs: Array) -> Array:
-        """The best action for each observation of the current task."""
-        best: Array = self.values(obs).argmax(axis=1)
+        """The greedy action for each observation of the current task."""
+        best: Array = self.q_values(obs).argmax(axis=1)
         return best
 
     # ── learning ───────────────────────────────────────────────────────────────────────────────
 
-    def learn(self, batch: Batch) -> float:
-        """One step of Adam on one batch of one task; returns the loss."""
-        if batch.stored is not None and self.memory.alpha:
-            loss, gradient = self._departure(batch, batch.stored)
+    def update(self, batch: Batch, average_grad: Callable[[Array], Array] | None = None) -> float:
+        """One step of Adam on a batch of one task; returns the loss.
+
+        `average_grad` turns this agent's gradient into the mean of several agents'.
+        """
+        if batch.stored_q is not None and self.rehearsal.distill_coef:
+            loss, grad = self._rehearse(batch, batch.stored_q)
         else:
-            values, loss, gradient, _ = self._difference(batch)
-            if batch.imitate and self.teacher is not None:
-                known = self.teacher.values(batch.states)
-                extra, slope = imitation(values, known, self.reuse.temperature)
-                loss += batch.imitate * extra
-                gradient += np.float32(batch.imitate) * slope
+            q, loss, grad, _ = self._td_loss(batch)
+            if batch.imitation and self.teacher is not None:
+                wanted = self.teacher.q_values(batch.states)
+                extra, extra_grad = policy_kl(q, wanted, self.temperature)
+                loss += batch.imitation * extra
+                grad += np.float32(batch.imitation) * extra_grad
         if batch.weight != 1:
-            gradient *= np.float32(batch.weight)
-        self._network(batch.task)[0].backward(gradient)
-        self._step(batch.task, batch.rate)
+            grad *= np.float32(batch.weight)
+        network = self.network(batch.task)
+        network.q_network.backward(grad)
+        self._optimize(network.blocks, self.config.lr * batch.lr_scale, average_grad)
         return loss
 
-    def _departure(self, batch: Batch, stored: Array) -> tuple[float, Array]:
-        """How far the policy is from the one of stored values, and the gradient of that."""
-        values = self._network(batch.task)[0].forward(batch.states)
-        loss, slope = departure(values, stored, self.reuse.temperature, self.memory.alpha)
-        gradient = self._room(values)
-        gradient[:] = slope
-        return loss, gradient
+    def _rehearse(self, batch: Batch, stored_q: Array) -> tuple[float, Array]:
+        """Loss and gradient of playing an old task otherwise than the stored Q-values say.
 
-    def _difference(self, batch: Batch) -> tuple[Array, float, Array, Array]:
-        """Values of the states, loss of the temporal difference, its gradient, and itself."""
-        online, target = self._network(batch.task)
+        Times the temperature, so that its gradient is as steep as that of other losses.
+        """
+        q = self.network(batch.task).q_network.forward(batch.states)
+        loss, grad = policy_kl(q, stored_q, self.temperature)
+        weight = self.rehearsal.distill_coef * self.temperature
+        room = self._grad_of(q)
+        room[:] = np.float32(weight) * grad
+        return weight * loss, room
+
+    def _td_loss(self, batch: Batch) -> tuple[Array, float, Array, Array]:
+        """Q-values of the states, the loss of their TD errors, its gradient, and the errors."""
+        q_network, target_network, _ = self.network(batch.task)
         config = self.config
-        judge = choice = (target if config.target_every else online).values(batch.next_states)
-        if config.double and config.target_every:
-            choice = online.values(batch.next_states)
-        goals = goals_of(judge, choice, batch.returns, batch.discounts)
-        values = online.forward(batch.states)
-        huber, room = config.loss == "huber", self._room(values)
-        return values, *temporal_difference(values, batch.actions, goals, huber, room)
+        target_q = online_q = (
+            target_network if config.target_update_interval else q_network
+        ).q_values(batch.next_states)
+        if config.double and config.target_update_interval:
+            online_q = q_network.q_values(batch.next_states)
+        targets = td_targets(target_q, online_q, batch.returns, batch.discounts)
+        q = q_network.forward(batch.states)
+        huber, room = config.loss == "huber", self._grad_of(q)
+        loss, errors = td_loss(q, batch.actions, targets, huber, room)
+        return q, loss, room, errors
 
-    def _room(self, values: Array) -> Array:
-        """Where the gradient with respect to the values is written."""
-        if self._slope.shape != values.shape:
-            self._slope = np.empty_like(values)
-        return self._slope
+    def _grad_of(self, q: Array) -> Array:
+        """Where the gradient of the loss in the Q-values is written."""
+        if self._grad.shape != q.shape:
+            self._grad = np.empty_like(q)
+        return self._grad
 
-    def _step(self, task: str, rate: float) -> None:
-        """Move the pieces of one task, and let their targets follow when it is time."""
-        pieces = self._moved[task]
-        if self.combine and task == self.task:
-            _combine(list(pieces.values()), self.combine)
-        if self.memory.ewc:
-            self.elastic.pull(pieces, self.memory.ewc)
-        if self.config.grad_clip:
-            _clip(list(pieces.values()), self.config.grad_clip)
-        for piece in pieces.values():
-            piece.step(self.config.lr * rate)
+    def _optimize(
+        self,
+        blocks: dict[str, ParamBlock],
+        lr: float,
+        average_grad: Callable[[Array], Array] | None,
+    ) -> None:
+        """A step of Adam for the blocks of a task; now and then copy all to their targets."""
+        if average_grad:
+            _average(blocks.values(), average_grad)
+        if self.rehearsal.ewc_lambda:
+            self.ewc.add_penalty(blocks, self.rehearsal.ewc_lambda)
+        if self.config.max_grad_norm:
+            _clip(blocks.values(), self.config.max_grad_norm)
+        for block in blocks.values():
+            block.adam_step(lr)
         self.updates += 1
-        if self.config.target_every and self.updates % self.config.target_every == 0:
-            for piece in self.pieces.values():
-                piece.follow()
+        if (
+            self.config.target_update_interval
+            and self.updates % self.config.target_update_interval == 0
+        ):
+            self.update_target()
 
-    def errors(self, batch: Batch) -> Array:
-        """Temporal differences of a batch, without learning from it."""
-        return np.abs(self._difference(batch)[3])
+    def update_target(self) -> None:
+        """Copy all parameters to the target networks."""
+        for block in self.blocks.values():
+            block.update_target()
 
-    # ── teaching and remembering ───────────────────────────────────────────────────────────────
-
-    def network(self) -> Columns:
-        """The network of the current task, for a lesson."""
-        return {part: array_of(piece.weights) for part, piece in self._pieces().items()}
-
-    def teach(self, network: Columns) -> None:
-        """Take a donor's network of the current task as the teacher."""
-        pieces = {part: self.maker.piece(part, seed=0) for part in self.names(self.task)}
-        _copy(network, pieces)
-        self.teacher = self.maker.passes(list(pieces.values()), self.factor)
-
-    def adopt(self, network: Columns) -> None:
-        """Start from the donor's weights instead of one's own."""
-        _copy(network, self._pieces())
-
-    def blend(self, network: Columns, alpha: float) -> None:
-        """Move the weights of the current task towards others'; the target stays."""
-        _check_make(network, self._pieces())
-        for part, piece in self._pieces().items():
-            piece.blend(network[part], alpha)
-
-    def twin(self) -> Columns:
-        """Everything with which another agent goes on from here on the current task."""
-        held: Columns = {}
-        for part, piece in self._pieces().items():
-            held |= under(part, piece.state())
-        return held
-
-    def become(self, twin: Columns) -> None:
-        """Go on from another agent's `twin`, if it is of the same make."""
-        check_twin(twin, self.twin())
-        for part, piece in self._pieces().items():
-            piece.restore(inside(part, twin))
+    def td_errors(self, batch: Batch) -> Array:
+        """Absolute TD errors of a batch, without learning from it."""
+        return np.abs(self._td_loss(batch)[3])
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:
-        """End of a task: remember which weights mattered to it (EWC)."""
-        if not self.memory.ewc:
+        """End of a task: measure which parameters mattered to it (EWC)."""
+        if not self.rehearsal.ewc_lambda:
             return
-        pieces = self._moved[self.task]
-        with self.elastic.measuring(pieces) as measure:
-            for _ in range(self.memory.ewc_batches):
+        with self.ewc.measuring(self.network(self.task).blocks) as measure:
+            for _ in range(self.rehearsal.ewc_batches):
                 batch = sample()
-                gradient = self._difference(batch)[2]
-                self._network(batch.task)[0].backward(gradient)
+                grad = self._td_loss(batch)[2]
+                self.network(batch.task).q_network.backward(grad)
                 measure()
+
+    # ── weights of the current task, for other agents ──────────────────────────────────────────
+
+    def get_weights(self) -> Columns:
+        """The network of the current task, for a lesson."""
+        return {part: array_of(block.params) for part, block in self._parts().items()}
+
+    def set_weights(self, weights: Columns) -> None:
+        """Start from a donor's weights, the target too."""
+        _set_weights(weights, self._parts())
+
+    def set_teacher(self, weights: Columns) -> None:
+        """Take a donor's network of the current task as the one to imitate."""
+        blocks = {part: self.backend.block(part, seed=0) for part in self.block_names(self.task)}
+        _set_weights(weights, blocks)
+        self.teacher = self.backend.q_network(list(blocks.values()), self.input_scale)
+
+    def polyak_update(self, weights: Columns, tau: float) -> None:
+        """Move the weights towards others': (1 − τ) · own + τ · theirs; the target stays."""
+        _check_fits(weights, self._parts())
+        for part, block in self._parts().items():
+            block.polyak_update(weights[part], tau)
+
+    def task_state_dict(self) -> Columns:
+        """Weights, target and Adam of the current task, for an agent that joins in."""
+        held: Columns = {}
+        for part, block in self._parts().items():
+            held |= with_prefix(part, block.state_dict())
+        return held
+
+    def load_task_state_dict(self, state: Columns) -> None:
+        """Take over another agent's `task_state_dict`, if its network is of the same kind."""
+        _check_state(state, self.task_state_dict())
+        for part, block in self._parts().items():
+            block.load_state_dict(strip_prefix(part, state))
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
-    def state(self) -> Columns:
-        """Weights, targets and optimisers of all pieces."""
+    def state_dict(self) -> Columns:
+        """Weights, targets and Adam of all blocks, and EWC."""
         held: Columns = {"updates": np.array([self.updates], dtype="<i8")}
-        for name, piece in self.pieces.items():
-            held |= under(f"pieces/{name}", piece.state())
-        return held | under("elastic", self.elastic.state())
+        for name, block in self.blocks.items():
+            held |= with_prefix(f"blocks/{name}", block.state_dict())
+        return held | with_prefix("ewc", self.ewc.state_dict())
 
-    def restore(self, state: Columns) -> None:
-        """Take back what `state` gave."""
+    def load_state_dict(self, state: Columns) -> None:
+        """Take back what `state_dict` gave."""
         groups: dict[str, Columns] = {}
-        for key, column in inside("pieces", state).items():
+        for key, column in strip_prefix("blocks", state).items():
             name, _, part = key.rpartition("/")
             groups.setdefault(name, {})[part] = column
         for name, columns in sorted(groups.items(), reverse=True):  # trunks before heads
-            self._piece(name.partition("/")[0], name).restore(columns)
-        self.elastic.restore(inside("elastic", state))
+            self._block(name.partition("/")[0], name).load_state_dict(columns)
+        self.ewc.load_state_dict(strip_prefix("ewc", state))
         self.updates = int(state["updates"][0])
 
 
-def _copy(network: Columns, pieces: dict[str, Piece]) -> None:
-    """Give pieces the weights of a donor's network, if it is of the same make."""
-    _check_make(network, pieces)
-    for name, piece in pieces.items():
-        piece.take(network[name])
+# ── losses: each gives its mean over the batch and its gradient in the Q-values ────────────────
 
 
-def _check_make(network: Columns, pieces: dict[str, Piece]) -> None:
-    for name, piece in pieces.items():
-        if name not in network or network[name].shape != tuple(piece.weights.shape):
-            raise DamagedData(f"the donor's network has another {name} than this learner")
+@compiled
+def td_targets(target_q: Any, online_q: Any, returns: Any, discounts: Any) -> Any:
+    """Returns plus the discounted target_q of the action that online_q finds best."""
+    targets = np.empty_like(returns)
+    for i in range(len(targets)):
+        best = 0
+        for j in range(1, online_q.shape[1]):
+            if online_q[i, j] > online_q[i, best]:
+                best = j
+        targets[i] = returns[i] + discounts[i] * target_q[i, best]
+    return targets
 
 
-def _combine(pieces: Sequence[Piece], combine: Callable[[Array], Array]) -> None:
-    """Replace gradients by what the agents make of theirs together."""
-    shared = combine(np.concatenate([array_of(piece.grad) for piece in pieces]))
+@compiled
+def td_loss(q: Any, actions: Any, targets: Any, huber: bool, grad: Any) -> tuple[float, Any]:
+    """Huber or squared loss of the TD errors, and the errors; the gradient goes to `grad`."""
+    rows, loss, errors = len(actions), 0.0, np.empty_like(targets)
+    for i in range(rows):
+        error = q[i, actions[i]] - targets[i]
+        if huber:
+            slope = min(max(error, -ONE), ONE)
+            loss += slope * (error - HALF * slope)
+        else:
+            slope = TWO * error
+            loss += error * error
+        grad[i, :] = 0
+        grad[i, actions[i]] = slope / rows
+        errors[i] = error
+    return loss / rows, errors
+
+
+def policy_kl(q: Array, wanted_q: Array, temperature: float) -> tuple[float, Array]:
+    """KL(wanted ‖ own) of the softmax policies of Q-values, as in QDagger."""
+    log_policy, log_wanted = _log_softmax(q, temperature), _log_softmax(wanted_q, temperature)
+    wanted = np.exp(log_wanted)
+    loss = float((wanted * (log_wanted - log_policy)).sum(axis=1).mean())
+    return loss, (np.exp(log_policy) - wanted) / (temperature * len(q))
+
+
+def _log_softmax(q: Array, temperature: float) -> Array:
+    lower = (q - q.max(axis=1, keepdims=True)) / temperature
+    found: Array = lower - np.log(np.exp(lower).sum(axis=1, keepdims=True))
+    return found
+
+
+# ── helpers ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _set_weights(weights: Columns, blocks: dict[str, ParamBlock]) -> None:
+    _check_fits(weights, blocks)
+    for part, block in blocks.items():
+        block.set(weights[part])
+
+
+def _check_fits(weights: Columns, blocks: dict[str, ParamBlock]) -> None:
+    for part, block in blocks.items():
+        if part not in weights or weights[part].shape != tuple(block.params.shape):
+            raise DamagedData(f"the donor's network has another {part} than this learner")
+
+
+def _check_state(theirs: Columns, mine: Columns) -> None:
+    """DamagedData where another agent's state does not fit one's own network."""
+    if theirs.keys() != mine.keys():
+        raise DamagedData(f"the other's learner has the parts {sorted(theirs)}")
+    for name, column in theirs.items():
+        wanted = mine[name]
+        if column.dtype != wanted.dtype or column.shape != wanted.shape:
+            raise DamagedData(f"the other's {name} is {column.dtype.str} of shape {column.shape}")
+        if not np.isfinite(column).all() or (column.dtype.kind == "i" and (column < 0).any()):
+            raise DamagedData(f"the other's {name} holds a number that can't be")
+
+
+def _average(blocks: Iterable[ParamBlock], average_grad: Callable[[Array], Array]) -> None:
+    """Replace the gradients by those that the agents share."""
+    shared = average_grad(np.concatenate([array_of(block.grad) for block in blocks]))
     start = 0
-    for piece in pieces:
-        piece.grad[:] = piece.put(shared[start : start + len(piece.grad)])
-        start += len(piece.grad)
+    for block in blocks:
+        block.grad[:] = block.put(shared[start : start + len(block.grad)])
+        start += len(block.grad)
 
 
-def _clip(pieces: Sequence[Piece], most: float) -> None:
-    length = hypot(*(piece.steepness() for piece in pieces))
-    if length > most:
-        for piece in pieces:
-            piece.grad *= most / length
+def _clip(blocks: Iterable[ParamBlock], max_grad_norm: float) -> None:
+    norm = hypot(*(block.grad_norm() for block in blocks))
+    if norm > max_grad_norm:
+        for block in blocks:
+            block.grad *= max_grad_norm / norm

@@ -109,24 +109,24 @@ def forward(product: int, table: Any, obs: Any, factor: float) -> None:
             product, True, False, high, rows, wide, alpha,
             table[k, WEIGHT], wide, table[k, INPUT], wide, room, high,
         )  # fmt: skip
-        inside = carray(floats(room), (rows, high))
+        strip_prefix = carray(floats(room), (rows, high))
         bias = carray(floats(table[k, BIAS]), high)
         after = carray(floats(table[k, OUTPUT]), (rows, high))
         if k == last:
             for i in range(rows):
                 for j in range(high):
-                    inside[i, j] += bias[j]
+                    strip_prefix[i, j] += bias[j]
         elif table[k, SCALE] == 0:
             for i in range(rows):
                 for j in range(high):
-                    after[i, j] = max(inside[i, j] + bias[j], ZERO)
+                    after[i, j] = max(strip_prefix[i, j] + bias[j], ZERO)
         else:
             scale = carray(floats(table[k, SCALE]), high)
             shift = carray(floats(table[k, SHIFT]), high)
             spread = carray(floats(table[k, SPREAD]), rows)
             part = ONE / np.float32(high)
             for i in range(rows):
-                line, out, total = inside[i], after[i], ZERO
+                line, out, total = strip_prefix[i], after[i], ZERO
                 for j in range(high):
                     line[j] += bias[j]
                     total += line[j]

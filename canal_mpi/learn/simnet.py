@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from canal_mpi.job import Job
+from canal_mpi.interfaces import Array, Batch, Spaces
 from canal_mpi.learn.dqn import DQN
-from canal_mpi.learn.piece import array_of
-from canal_mpi.types import Array, Batch, Spaces
+from canal_mpi.learn.fast_mlp import array_of
+from canal_mpi.settings import Job
 
 STATES = 256  # random states on which outputs are compared
 
@@ -24,15 +24,15 @@ def train_simnet(spaces: Spaces, job: Job, sample: Callable[[], Batch]) -> Array
         widths=(settings.width,),
         layer_norm=False,
         dueling=False,
-        identity="single",
+        heads="shared",
         lr=settings.lr,
     )
-    quiet = replace(job, learn=plain, memory=replace(job.memory, ewc=0.0))
+    quiet = replace(job, learn=plain, rehearsal=replace(job.rehearsal, ewc_lambda=0.0))
     net = DQN(spaces, quiet, lambda name: 0)
-    net.begin("simnet")
+    net.set_task("simnet")
     _normal_weights(net)
     for _ in range(settings.updates):
-        net.learn(sample()._replace(task="simnet"))
+        net.update(sample()._replace(task="simnet"))
     return _outputs(net, spaces) if settings.distance == "outputs" else _weights(net)
 
 
@@ -41,13 +41,13 @@ def _normal_weights(net: DQN) -> None:
     import torch  # whose normal numbers have no like elsewhere
 
     generator = torch.Generator().manual_seed(1)
-    for piece in net.pieces.values():
-        piece.take(torch.empty(len(piece.weights)).normal_(0, 1, generator=generator).numpy())
+    for block in net.blocks.values():
+        block.set(torch.empty(len(block.params)).normal_(0, 1, generator=generator).numpy())
 
 
 def _weights(net: DQN) -> Array:
     """All weights, each layer scaled by its number of weights so that none drowns the others."""
-    parts = [array_of(piece.weights) for piece in net.pieces.values()]
+    parts = [array_of(block.params) for block in net.blocks.values()]
     return np.concatenate([part / np.sqrt(len(part)) for part in parts]).astype("<f4")
 
 
@@ -59,4 +59,4 @@ def _outputs(net: DQN, spaces: Spaces) -> Array:
         if spaces.dtype == "|u1"
         else rng.normal(size=shape).astype(np.float32)
     )
-    return net.values(states).astype("<f4").reshape(-1)
+    return net.q_values(states).astype("<f4").reshape(-1)

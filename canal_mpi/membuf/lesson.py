@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canal_mpi.columns import decode, encode
 from canal_mpi.errors import DamagedData
-from canal_mpi.types import CUT, KNOWN_FLAGS, LAST, Array, Columns, Offer, Spaces
+from canal_mpi.interfaces import KNOWN_FLAGS, LAST, TRUNCATED, Array, Columns, Offer, Spaces
+from canal_mpi.membuf.wire import decode, encode
 
 LESSON_VERSION = 1
 ROWS = ("state", "action", "reward", "flags")
@@ -87,7 +87,7 @@ def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
     if (flags & ~np.uint8(KNOWN_FLAGS)).any():
         raise DamagedData("lesson holds unknown flags")
     last = (flags & LAST) != 0
-    cut = (flags & CUT) != 0
+    cut = (flags & TRUNCATED) != 0
     if last[0] or not last[-1] or (last[1:] & last[:-1]).any() or (cut[:-1] & ~last[1:]).any():
         raise DamagedData("lesson's segments of play are not closed properly")
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from canal_mpi.interfaces import LAST, TRUNCATED, Array, Batch, Columns, Spaces
 from canal_mpi.machine import compiled
-from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.targets import Recipe, Targets
-from canal_mpi.types import CUT, LAST, Array, Batch, Columns, Spaces
+from canal_mpi.membuf.buffer import Buffer, Recipe, Targets
 
 ONE = np.float32(1)
 
@@ -93,7 +92,7 @@ class Sampler:
         following = buffer.after(rows)
         for _ in range(recipe.n_step - 1):
             closed = buffer.flags[following] & LAST
-            going = ((flags & (self.stops | CUT)) == 0) & (closed == 0)
+            going = ((flags & (self.stops | TRUNCATED)) == 0) & (closed == 0)
             last = np.where(going, following, last)
             returns += np.where(going, discounts * self._rewards(buffer, last), 0)
             discounts[going] *= recipe.gamma

@@ -1,71 +1,53 @@
-"""Puts an agent together; the one place that knows every room."""
+"""Puts a rank together: its agent and link, or its env server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
-from canal_mpi import pick, seeding
-from canal_mpi.agent import Agent
-from canal_mpi.job import Job
-from canal_mpi.learn import ALGORITHMS
-from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.memory import Memory
-from canal_mpi.membuf.replay import Replay, Sampler
-from canal_mpi.membuf.share import POLICIES
-from canal_mpi.membuf.similarity import play_embedding
-from canal_mpi.membuf.targets import Recipe
-from canal_mpi.record import Recorder
-from canal_mpi.sharing import Sharing
-from canal_mpi.tasks import common_spaces, make_game
-from canal_mpi.tasks.local import LocalEnvs
-from canal_mpi.types import (
+from canal_mpi.agent.lessons import Sharing
+from canal_mpi.agent.loop import Agent
+from canal_mpi.agent.recorder import Recorder
+from canal_mpi.config import on_host
+from canal_mpi.envs import common_spaces, env_maker, wire
+from canal_mpi.envs.client import PolledChannel, RemoteMaker
+from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
+from canal_mpi.errors import lookup
+from canal_mpi.interfaces import (
     Array,
     Beat,
     Columns,
     Embed,
-    Env,
     EnvMaker,
     Learner,
     Link,
+    OnTransfer,
+    Progress,
     Saver,
     Sink,
     Spaces,
 )
+from canal_mpi.learn import ALGORITHMS
+from canal_mpi.membuf.buffer import Buffer, Recipe
+from canal_mpi.membuf.rehearsal import Rehearsal
+from canal_mpi.membuf.replay import Replay, Sampler
+from canal_mpi.membuf.selection import POLICIES, play_embedding
+from canal_mpi.rank.plan import Plan
+from canal_mpi.rank.world import World
+from canal_mpi.settings import Job
+from canal_mpi.state import random_stream, seed_integer
+from canal_mpi.topology import Tag
+from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_offers, unpack_offers
 
 
-def games_maker(job: Job, spaces: Spaces) -> Callable[[str, str, int, int, int], Env]:
-    """Makes games `first` to `first + games` of a task, each seeded by its number too."""
-
-    def make(task: str, purpose: str, agent: int, first: int, games: int) -> Env:
-        config = job.task
-        if purpose != "train":
-            most = min(config.max_steps, job.evaluation.max_steps)
-            config = replace(config, max_steps=most)
-        names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in range(first, first + games)]
-        seeds = [seeding.sequence(job.seed, agent, task, name) for name in names]
-        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces)
-
-    return make
-
-
-def games_for(job: Job, purpose: str) -> int:
-    """How many games are played at once: several while training, one otherwise."""
-    return job.train.envs if purpose == "train" else 1
-
-
-def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
-    """Environments of this process, seeded by agent, task and purpose."""
-    make = games_maker(job, spaces)
-    return lambda task, purpose, agent: make(task, purpose, agent, 0, games_for(job, purpose))
-
-
-def learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
+def make_learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
     """The learner that the job names, with this agent's first weights."""
-    make = pick.pick("algorithm", job.learn.algorithm, ALGORITHMS)
-    made: Learner = make(spaces, job, partial(seeding.integer, job.seed, agent, ""))
-    made.begin(first_task)
+    make = lookup("algorithm", job.learn.algorithm, ALGORITHMS)
+    made: Learner = make(spaces, job, partial(seed_integer, job.seed, agent, ""))
+    made.set_task(first_task)
     made.act(np.zeros((1, *spaces.shape), dtype=spaces.dtype))  # what can't work fails here
     return made
 
@@ -73,7 +55,7 @@ def learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
 def recipe(job: Job) -> Recipe:
     """How the job turns rows into targets."""
     c = job.learn
-    return Recipe(c.batch, c.gamma, c.n_step, c.reward, c.life_ends)
+    return Recipe(c.batch_size, c.gamma, c.n_step, c.reward, c.terminal_on_life_loss)
 
 
 def embedder(job: Job, spaces: Spaces) -> Embed:
@@ -86,38 +68,170 @@ def embedder(job: Job, spaces: Spaces) -> Embed:
     def simnet(rows: Columns, rng: np.random.Generator) -> Array:
         from canal_mpi.learn.simnet import train_simnet
 
-        parts = [(Buffer.of_lesson(spaces, rows), job.learn.batch)]
+        parts = [(Buffer.of_lesson(spaces, rows), job.learn.batch_size)]
         return train_simnet(spaces, job, lambda: sampler.sample(parts, rng))
 
     return simnet
 
 
-def agent(
+def make_agent(
     job: Job,
     number: int,
     order: Sequence[str],
-    link: Link,
+    new_link: Callable[[OnTransfer], Link],
     sink: Sink,
     beat: Beat,
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
     packs: bool = True,
     saver: Saver | None = None,
     envs: Callable[[Job, Spaces], EnvMaker] = env_maker,
+    throttle: Callable[[], None] = lambda: None,
 ) -> Agent:
     """An agent with everything it needs; `envs` says who plays its environments."""
     spaces = common_spaces(job.tasks, job.task)
-    replay = Replay(spaces, job.replay.capacity, recipe(job), job.train.envs)
-    record = Recorder(sink, beat, number, spaces.row_bytes)
-    policy = pick.pick("policy", job.share.policy, POLICIES)
+    replay = Replay(spaces, job.replay.buffer_size, recipe(job), job.train.num_envs)
+    record = Recorder(sink, beat, number, spaces.row_bytes, throttle)
+    link, policy = new_link(record.moved), lookup("policy", job.share.policy, POLICIES)
     return Agent(
         job,
         number,
         order,
         envs=envs(job, spaces),
-        learner=learner(job, number, spaces, order[0]),
+        learner=make_learner(job, number, spaces, order[0]),
         replay=replay,
-        memory=Memory(spaces, job.memory.rows, replay.sampler),
+        rehearsal=Rehearsal(spaces, job.rehearsal.rows, replay.sampler),
         sharing=Sharing(job, number, link, policy, record, embedder(job, spaces), peers, packs),
         record=record,
         saver=saver,
     )
+
+
+HEADS = 1 << 16  # what a message takes beside its arrays
+
+
+def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
+    """Connects this agent, over MPI where there is somebody to share with; what makes its link."""
+    share, comm = plan.job.share, world.agents_comm
+    if comm is None or world.agents < 2 or not (plan.edges or share.lessons):
+        return partial(alone, agent=world.agent)
+    from canal_mpi.topology.transport import MpiTransport
+
+    config = ExchangeConfig(
+        share.free, share.relay, share.timeout, share.cache_mb << 20, plan.job.tasks
+    )
+    limit, idle = (share.max_message_mb << 20) + HEADS, world.heartbeat.idle
+    edges = set(plan.edges)
+    transport = MpiTransport(comm, edges, idle, limit, plain=world.ft)
+    return partial(Exchange, world.agent, edges, transport, config)
+
+
+def should_compress(world: World, plan: Plan) -> bool:
+    """Whether lessons are packed: where that is faster than sending them as they are."""
+    share = plan.job.share
+    if share.pack != "auto" or not plan.edges:
+        return share.pack == "always"
+    return slowest_link(world) < PACKING
+
+
+def offer_earlier_lessons(world: World, plan: Plan, link: Exchange, agent: Agent) -> int:
+    """Offer the lessons of an earlier run, which the root reads; how many there are."""
+    from canal_mpi.results.reader import earlier_lessons
+
+    job, share, found, mine = plan.job, plan.job.share, [], []
+    if not share.lessons:
+        return 0
+    if world.is_root:
+        limit, spaces = share.max_message_mb << 20, agent.replay.spaces
+        found = earlier_lessons(share.lessons, job.tasks, spaces, limit)
+    rng = random_stream(job.seed, world.agent, "", "lessons")
+    for lesson, _ in found:
+        embedding = agent.sharing.embedding(lesson.rows, rng)
+        mine.append(replace(lesson.offer, embedding=embedding))
+        world.heartbeat.beat(world.heartbeat.mine)
+    offers = unpack_offers(world.broadcast(pack_offers(mine), world.agents))
+    lessons = {lesson.offer.key: data for lesson, data in found}
+    holder = world.root if world.size > 1 else world.agent
+    link.stock(offers, lessons, holder)
+    return len(offers)
+
+
+def env_server_of(world: World, agent: int) -> int:
+    """The rank that plays for an agent: agents are dealt over the servers in turn."""
+    servers = [rank for rank in world.alive if rank >= world.agents]
+    return servers[agent % len(servers)]
+
+
+def agents_served_by(world: World, server: int) -> list[int]:
+    """The living agents that a server plays for."""
+    return [agent for agent in world.living_agents if env_server_of(world, agent) == server]
+
+
+def channels_per_agent(world: World, server: int, games: int) -> int:
+    """So many that the server's cores are used and no game waits needlessly."""
+    agents = len(agents_served_by(world, server))
+    cores = int(world.host_info[server]["cores"])
+    return max(1, min(games, cores // max(agents, 1), 64))
+
+
+def make_remote_envs(world: World, job: Job, spaces: Spaces) -> RemoteMaker:
+    """Makes environments that an env server plays; `job` as it is on the agent's host."""
+    from canal_mpi.rank.env_port import MpiPort
+
+    assert world.comm is not None
+    server, games, heartbeat = env_server_of(world, world.rank), job.train.num_envs, world.heartbeat
+    room, size = wire.request_size(games), wire.answer_size(spaces, games)
+    channels = [
+        PolledChannel(
+            MpiPort.of_agent(world.comm, server, number, size),
+            heartbeat.names[server],
+            room,
+            heartbeat.attend,
+            job.timeout,
+        )
+        for number in range(channels_per_agent(world, server, games))
+    ]
+    return RemoteMaker(channels, job, spaces)
+
+
+def make_env_server(world: World, job: Job, log_file: Path, speed: float) -> EnvServer:
+    """This rank's server, its workers loaded; they play at a fraction of their speed."""
+    from canal_mpi.rank.env_port import MpiPort
+
+    assert world.comm is not None
+    spaces, channels = common_spaces(job.tasks, job.task), []
+    for agent in agents_served_by(world, world.rank):
+        here = on_host(job, world.host_labels[agent])
+        games = here.train.num_envs
+        size, room = wire.request_size(games), wire.answer_size(spaces, games)
+        for number in range(channels_per_agent(world, world.rank, games)):
+            port = MpiPort.of_server(world.comm, agent, number, size)
+            channels.append(ServerChannel(agent, port, Worker(here, log_file, speed), room))
+    for channel in channels:
+        channel.worker.ready(lambda: world.heartbeat.beat(world.heartbeat.mine))
+    world.heartbeat.progress[world.rank] = Progress("serving")
+    return EnvServer(channels, lambda: world.heartbeat.idle(world.root, "serving"))
+
+
+PROBE = 1 << 21  # bytes
+PACKING = 100e6  # bytes of rows per second that are packed and unpacked
+
+
+def slowest_link(world: World) -> float:
+    """Bytes per second from the root to the slowest other host; infinite on one host."""
+    firsts = {world.hosts[rank]: rank for rank in reversed(world.alive) if rank < world.agents}
+    others = sorted(rank for host, rank in firsts.items() if host != world.hosts[world.root])
+    found = float("inf")
+    if world.polled is None or not others:
+        return found
+    for rank in others if world.is_root else [world.root] * (world.rank in others):
+        for size in (1, PROBE):  # the first one opens the connection
+            start = perf_counter()
+            if world.is_root:
+                world.polled.post(bytes(size), rank, Tag.BANDWIDTH)
+            echo = world.polled.collect(rank, Tag.BANDWIDTH, PROBE, "the start")
+            if not world.is_root:
+                world.polled.post(b"\0", rank, Tag.BANDWIDTH)
+            assert echo
+        found = min(found, PROBE / (perf_counter() - start))
+    world.polled.settle("the start")
+    return float(world.broadcast(repr(found).encode(), world.agents))

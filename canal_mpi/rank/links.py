@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from canal_mpi.rank.ending import Stopping
-from canal_mpi.rank.roles import conduct
+from canal_mpi.launch.supervise import ANSWER
+from canal_mpi.rank.shutdown import run_guarded
 from canal_mpi.rank.world import World, mpi_name
+from canal_mpi.topology import Tag
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-SIGN = "canal-mpi-links "
 FIRST, LARGEST = 1 << 16, 1 << 22  # bytes
-PINGS, PROBES, TAG = 20, 3, 38
+PINGS, PROBES = 20, 3
 SECONDS = 1.0  # about so long is a pair probed
 
 
@@ -42,7 +42,7 @@ def measure(comm: "MPI.Comm", pairs: Sequence[tuple[int, int]]) -> dict[str, lis
         elif mine == two:
             _echo(comm, one, [1] * (PINGS + 1) + [FIRST])
             size = np.zeros(1, np.int64)
-            comm.Recv(size, one, TAG)
+            comm.Recv(size, one, Tag.PING)
             _echo(comm, one, [int(size[0])] * (PROBES + 1) if size[0] else [])
     return found
 
@@ -53,7 +53,7 @@ def _probe(comm: "MPI.Comm", peer: int) -> list[float]:
     latency = median(_ping(comm, peer, 1) for _ in range(PINGS)) / 2
     rate = FIRST / _ping(comm, peer, FIRST)
     size = size_for(rate)
-    comm.Send(np.array([size], np.int64), peer, TAG)
+    comm.Send(np.array([size], np.int64), peer, Tag.PING)
     if size:
         _ping(comm, peer, size)
         rate = size / median(_ping(comm, peer, size) for _ in range(PROBES))
@@ -68,39 +68,37 @@ def size_for(rate: float) -> int:
 
 def _echo(comm: "MPI.Comm", peer: int, sizes: Sequence[int]) -> None:
     for size in sizes:
-        comm.Recv(np.empty(size, np.uint8), peer, TAG)
-        comm.Send(np.zeros(1, np.uint8), peer, TAG)
+        comm.Recv(np.empty(size, np.uint8), peer, Tag.PING)
+        comm.Send(np.zeros(1, np.uint8), peer, Tag.PING)
 
 
 def _ping(comm: "MPI.Comm", peer: int, size: int) -> float:
     """Seconds until a message has been answered by one byte."""
     data, echo = np.zeros(size, np.uint8), np.empty(1, np.uint8)
     start = perf_counter()
-    comm.Send(data, peer, TAG)
-    comm.Recv(echo, peer, TAG)
+    comm.Send(data, peer, Tag.PING)
+    comm.Recv(echo, peer, Tag.PING)
     return perf_counter() - start
 
 
 def main() -> None:
     """Measure the pairs named on the command line, as in 0-1,1-2."""
-    pairs = [pair.split("-") for pair in sys.argv[1].split(",")]
-    stopping = Stopping(World())
-    sys.exit(conduct(stopping, lambda: tell(stopping.world, [(int(a), int(b)) for a, b in pairs])))
+    words = [pair.split("-") for pair in sys.argv[1].split(",")]
+    pairs = [(int(a), int(b)) for a, b in words]
+    sys.exit(run_guarded(lambda shutdown: tell(shutdown.world, pairs)))
 
 
 def tell(world: World, pairs: Sequence[tuple[int, int]]) -> None:
     """Rank 0 prints what all measured."""
-    from canal_mpi.topology.mpimail import deadline  # loads MPI, which World opens first
+    from canal_mpi.topology.transport import deadline
 
     assert world.comm is not None, "start this with mpirun"
     with deadline():
         found = measure(world.comm, pairs)
-    reports = world.gather(json.dumps(found).encode())
-    if world.leads:
-        rates = {
-            pair: rate for words in reports.values() for pair, rate in json.loads(words).items()
-        }
-        print(f"{SIGN}{json.dumps(rates)}", flush=True)
+    reports = world.gather_json(found)
+    if world.is_root:
+        rates = {pair: rate for report in reports.values() for pair, rate in report.items()}
+        print(f"{ANSWER}{json.dumps(rates)}", flush=True)
     world.finish()
 
 

@@ -1,20 +1,20 @@
 """What rank 0 works out before anything starts, and sends to the others."""
 
-import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from canal_mpi import config
+from canal_mpi.config import on_host
 from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
-from canal_mpi.job import Job, Layer
 from canal_mpi.rank.emulate import check_size, devices, emulated, servers_of
-from canal_mpi.rank.places import check_places
 from canal_mpi.results.files import NAME, file_name
-from canal_mpi.topology.graphs import Edges, edges
+from canal_mpi.settings import Job, Layer
+from canal_mpi.topology.graphs import edges
 
 
 @dataclass(frozen=True)
@@ -47,31 +47,16 @@ class Plan:
     orders: list[list[str]]
     edges: list[tuple[int, int]]
 
-    def to_json(self) -> bytes:
-        """The plan for the other ranks."""
-        facts = {
-            "job": config.to_toml(self.job),
-            "folder": str(self.folder),
-            "run_id": self.run_id,
-            "first_agent": self.first_agent,
-            "orders": self.orders,
-            "edges": self.edges,
-        }
-        return json.dumps(facts).encode()
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON can carry it."""
+        return vars(self) | {"job": config.to_toml(self.job), "folder": str(self.folder)}
 
     @classmethod
-    def from_json(cls, data: bytes) -> "Plan":
+    def from_dict(cls, facts: dict[str, Any]) -> "Plan":
         """The plan that rank 0 sent."""
-        facts: dict[str, Any] = json.loads(data)
+        job, folder = config.from_toml(facts["job"]), Path(facts["folder"])
         pairs = [(int(a), int(b)) for a, b in facts["edges"]]
-        return cls(
-            config.from_toml(facts["job"]),
-            Path(facts["folder"]),
-            str(facts["run_id"]),
-            int(facts["first_agent"]),
-            facts["orders"],
-            pairs,
-        )
+        return cls(**facts | {"job": job, "folder": folder, "edges": pairs})
 
     def peers(self, agent: int, round_: int, task: str) -> list[int]:
         """Neighbours, both ways, that learn this task in this round too."""
@@ -81,14 +66,14 @@ class Plan:
 
 
 def make_plan(request: Request, hosts: Sequence[str], size: int = 0) -> Plan:
-    """Read files, check names, decide who does what; on rank 0 only. One host an agent.
+    """Read files, check names, decide who does what; on rank 0 only. One host per agent.
 
     `size` counts env servers too.
     """
-    from canal_mpi import tasks
+    from canal_mpi import envs
 
     flags = request.flags | emulated(request.emulate)
-    job = tasks.named(config.resolve(flags, request.job_file))
+    job = envs.named(config.resolve(flags, request.job_file))
     first = _first_agent(request, len(hosts))
     if job.share.lessons:
         _check_lessons(job)
@@ -102,10 +87,12 @@ def make_plan(request: Request, hosts: Sequence[str], size: int = 0) -> Plan:
 def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str]) -> Plan:
     """Who learns what and hears whom in a job, checked."""
     orders = orders_of(job, first, len(hosts))
-    places = [device.host for device in devices(job, hosts)]
-    plan = Plan(job, folder, run_id, first, orders, sorted(_edges(job, places)))
+    labels = [device.host for device in devices(job, hosts)]
+    found = edges(job.share.topology, len(labels), job.seed, labels)
+    heard = [] if job.share.policy == "none" else sorted(found)
+    plan = Plan(job, folder, run_id, first, orders, heard)
     _check_sync(plan)
-    check_places(job, places)
+    check_equal_envs(job, labels)
     return plan
 
 
@@ -117,7 +104,7 @@ def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
 
 
 def _check_lessons(job: Job) -> None:
-    from canal_mpi.results.lessons import check_folder
+    from canal_mpi.results.reader import check_folder
 
     if job.share.policy == "none":
         raise UsageError("--lessons and --share none contradict each other; leave one out.")
@@ -125,7 +112,7 @@ def _check_lessons(job: Job) -> None:
 
 
 def _check_sync(plan: Plan) -> None:
-    """Gradients are averaged in step by agents that all hear each other."""
+    """Agents that average gradients step together, so they must all hear each other."""
     if plan.job.sync.mode != "gradients":
         return
     if plan.job.share.free:
@@ -173,11 +160,6 @@ def _first_agent(request: Request, size: int) -> int:
     return agent or 0
 
 
-def _edges(job: Job, hosts: Sequence[str]) -> Edges:
-    found = edges(job.share.topology, len(hosts), job.seed, hosts)
-    return set() if job.share.policy == "none" else found
-
-
 def _folder(request: Request, job: Job) -> Path:
     if request.out and request.name:
         raise UsageError("--out and --name both say where the run goes; give one of them.")
@@ -190,3 +172,28 @@ def _folder(request: Request, job: Job) -> Path:
         return Path(request.out or f"runs/{name}").absolute()
     except OSError as error:
         raise StorageError(f"the current directory can't be used: {error.strerror}.") from error
+
+
+def check_equal_envs(job: Job, hosts: Sequence[str]) -> None:
+    """Refuse agents that share inside a task and take a different number of steps at a time."""
+    shares = job.sync.mode != "none" or job.row_exchange.save_interval
+    envs = {host: on_host(job, host).train.num_envs for host in hosts}
+    if shares and len(set(envs.values())) > 1:
+        words = ", ".join(f"{number} on {host}" for host, number in envs.items())
+        raise UsageError(
+            "agents that share inside a task (sync, row_exchange) need the same number of "
+            f"environments; the rules for hosts give {words}."
+        )
+
+
+def crowded(job: Job, host_info: Sequence[Mapping[str, str]]) -> list[str]:
+    """A warning for every host whose ranks have more threads than it has cores."""
+    cores = {info["host"]: int(info["cores"]) for info in host_info}
+    ranks = Counter(info["host"] for info in host_info)
+    wanted = {host: count * on_host(job, host).learn.threads for host, count in ranks.items()}
+    return [
+        f"{host} has {cores[host]} cores for {number} compute threads: "
+        "learn.threads = 1 is faster where cores are short."
+        for host, number in wanted.items()
+        if number > cores[host] and on_host(job, host).learn.threads > 1
+    ]

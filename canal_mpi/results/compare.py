@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.errors import UsageError
+from canal_mpi.interfaces import Array
 from canal_mpi.results import measures as m
-from canal_mpi.results.reading import Run
-from canal_mpi.results.summary import Measured, Scale, scale_for
-from canal_mpi.types import Array
+from canal_mpi.results.measures import Measured, Scale, scale_for
+from canal_mpi.results.reader import Run
 
-PARTS = tuple(k / 20 for k in range(2, 21))  # the p of TA(p)
+PARTS = tuple(k / 20 for k in range(2, 21))  # the p of TA(p) in figures
+TOLD = (0.5, 0.8, 1.0)  # and in tables
 NAMES = {"seed", "name", "preset"}  # settings that don't make another experiment
 
 
@@ -25,7 +26,7 @@ class Group:
 
     @property
     def shares(self) -> bool:
-        """Whether its agents hear each other."""
+        """Whether its agents receive each other's offers."""
         return bool(self.runs[0].run.adjacency.any())
 
     @property
@@ -60,20 +61,17 @@ class Group:
         steps = np.mean([run.steps[:, :rounds].max(axis=0) for run in self.runs], axis=0)
         return steps, np.mean([m.instant_reward(run.P[:, :rounds]) for run in self.runs], axis=0)
 
+    def _curves(self, task: int) -> list[Array]:
+        return [run.even_curve(a, task) for run in self.runs for a in range(self.agents)]
+
     def areas(self) -> Array:
         """[task]: mean height of the learning curves of all agents."""
         tasks = range(len(self.runs[0].run.tasks))
-        return np.array(
-            [
-                m.mean([m.area(r.even_curve(a, i)) for r in self.runs for a in range(self.agents)])
-                for i in tasks
-            ]
-        )
+        return np.array([m.mean([m.area(curve) for curve in self._curves(i)]) for i in tasks])
 
     def mean_curve(self, task: int) -> Array:
         """The learning curve of a task, averaged over all agents."""
-        curves = [r.even_curve(a, task) for r in self.runs for a in range(self.agents)]
-        known = [curve for curve in curves if not np.isnan(curve).any()]
+        known = [curve for curve in self._curves(task) if not np.isnan(curve).any()]
         return np.mean(known, axis=0) if known else np.full(101, np.nan)
 
 
@@ -99,22 +97,17 @@ class Comparison:
             found |= self._versus_baseline(group, self.baseline)
         if self.single is not None and group is not self.single:
             found |= self._versus_single(group, self.single)
-        if self.experts:
-            found |= self._versus_experts(group)
-        return found
+        return found | (self._versus_experts(group) if self.experts else {})
 
     def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
-        transfer = m.forward_transfer(group.areas(), base.areas())
         low, high = m.interval(m.improvement, group.learnt, base.learnt)
-        found = {
-            "forward transfer": m.mean(transfer),
+        return {
+            "forward transfer": m.mean(m.forward_transfer(group.areas(), base.areas())),
             "probability of improvement": m.improvement(group.learnt, base.learnt),
             "probability of improvement, low": low,
             "probability of improvement, high": high,
+            **{f"TA_mean({part:.0%})": self.advantage(group, part) for part in TOLD},
         }
-        for part in (0.5, 0.8, 1.0):
-            found[f"TA_mean({part:.0%})"] = self.advantage(group, part)
-        return found
 
     def advantage(self, group: Group, part: float) -> float:
         """TA_mean(p) of a group over the baseline."""
@@ -128,24 +121,22 @@ class Comparison:
     def _versus_single(self, group: Group, single: Group) -> dict[str, float]:
         instant, total = m.learning_advantage(group.runs[0].P, single.runs[0].P)
         found = {"ILA": float(instant[-1]), "TLA": float(total[-1])}
-        for part in (0.5, 0.8, 1.0):
-            whole = group.whole and single.whole
-            clocks = (*group.clock(), *single.clock()) if whole else None
+        whole = group.whole and single.whole
+        clocks = (*group.clock(), *single.clock()) if whole else None
+        for part in TOLD:
             found[f"TA({part:.0%})"] = m.time_advantage(part, *clocks) if clocks else float("nan")
         return found
 
     def _versus_experts(self, group: Group) -> dict[str, float]:
-        relative, efficiency = [], []
-        for i, task in enumerate(self.tasks):
-            for expert in self.experts:
-                if task in expert.run.tasks:
-                    place = expert.run.tasks.index(task)
-                    pair = group.mean_curve(i), expert.even_curve(0, place)
-                    relative.append(m.relative_performance(*pair))
-                    efficiency.append(m.sample_efficiency(*pair))
+        pairs = [
+            (group.mean_curve(i), expert.even_curve(0, expert.run.tasks.index(task)))
+            for i, task in enumerate(self.tasks)
+            for expert in self.experts
+            if task in expert.run.tasks
+        ]
         return {
-            "relative performance (RP)": m.mean(relative),
-            "sample efficiency (SE)": m.mean(efficiency),
+            "relative performance (RP)": m.mean([m.relative_performance(*pair) for pair in pairs]),
+            "sample efficiency (SE)": m.mean([m.sample_efficiency(*pair) for pair in pairs]),
         }
 
 
@@ -153,29 +144,26 @@ def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
     """Runs of the same tasks, in groups that differ only in the seed."""
     tasks = runs[0].tasks
     for run in runs[1:]:
-        if sorted(run.tasks) != sorted(tasks):
-            raise UsageError(
-                f"{run.folder} has other tasks than {runs[0].folder}; compare runs of the same."
-            )
         if run.tasks != tasks:
+            same = sorted(run.tasks) == sorted(tasks)
+            what = "lists its tasks in another order" if same else "has other tasks"
             raise UsageError(
-                f"{run.folder} lists its tasks in another order than {runs[0].folder}."
+                f"{run.folder} {what} than {runs[0].folder}; compare runs of the same."
             )
-    stes = [Measured(run) for run in experts]
-    scale = scale_for(runs, stes)
-    ste_scales = [Measured(e.run, _part(scale, tasks, e.run.tasks)) for e in stes]
+    scale = scale_for(runs, [Measured(run) for run in experts])
+    scaled = [Measured(run, _part(scale, tasks, run.tasks)) for run in experts]
     groups = _groups([Measured(run, scale) for run in runs])
     alone = [group for group in groups if group.agents == 1]
     several = [group for group in groups if group.agents > 1 and not group.shares]
     baseline = several[0] if several and len(groups) > 1 else None
     single = alone[0] if alone and len(groups) > 1 else None
-    return Comparison(groups, scale, baseline, single, ste_scales)
+    return Comparison(groups, scale, baseline, single, scaled)
 
 
 def _part(scale: Scale, tasks: Sequence[str], own: Sequence[str]) -> Scale:
     """The scale of some of the tasks."""
-    places = [tasks.index(task) for task in own if task in tasks]
-    return Scale(scale.name, scale.about, scale.zero[places], scale.one[places])
+    kept = [tasks.index(task) for task in own if task in tasks]
+    return Scale(scale.name, scale.about, scale.zero[kept], scale.one[kept])
 
 
 def _groups(runs: list[Measured]) -> list[Group]:
@@ -188,17 +176,15 @@ def _groups(runs: list[Measured]) -> list[Group]:
 
 def _experiment(run: Run) -> dict[str, Any]:
     """What makes two runs the same experiment: all settings but the seed, and the agents."""
-    flat = _flat(run.job)
-    return {key: value for key, value in sorted(flat.items()) if key not in NAMES} | {
-        "agents": len(run.agents)
-    }
+    flat = {key: value for key, value in sorted(_flat(run.job).items()) if key not in NAMES}
+    return flat | {"agents": len(run.agents)}
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        inside = isinstance(value, dict)
-        found |= _flat(value, f"{prefix}{name}.") if inside else {f"{prefix}{name}": value}
+        key = f"{prefix}{name}"
+        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
     return found
 
 

@@ -1,33 +1,46 @@
-"""Files that are never torn: a new one is written beside the old and takes its place at once."""
+"""Files of a run: never torn, and read only after their kind, size and checksum were checked.
+
+HDF5 files are built in memory with their SHA-256 in front; any HDF5 reader opens them. h5py is
+loaded by the first function that needs it: `canal-mpi ls` and `--help` do without.
+"""
 
 import fcntl
+import hashlib
+import io
 import os
 import re
 import shutil
 import socket
-from contextlib import suppress
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from itertools import count
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from canal_mpi.errors import DirectoryInUse, StorageError, UsageError
+from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
+from canal_mpi.interfaces import Columns
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 RESULTS = {"run.h5", "checkpoints", "membuf"}  # a folder with one of these holds a run
 PARTS = ("job.toml", "run.h5", "events.jsonl", "status.json", "logs", "checkpoints", "membuf")
+BLOCK = 512  # HDF5 leaves a block of this size in front to its user
+MAGIC = b"CANALH5\n"
+ROWS_IN_CHUNK = 16384
+MOST = 1 << 36  # bytes of a file, and of the arrays in it
+OVERHEAD = 1 << 20  # bytes of a file beside its arrays
+RATIO = 1100  # deflate packs 1032 bytes into one at best: no honest file announces more
+MOST_ATTRIBUTES, MOST_ITEMS, DEEPEST = 1 << 24, 20_000, 8  # bytes, links, groups in groups
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a file by these bytes; after a crash the old or the new one is there, whole."""
+    """Replace a file by these bytes; after a crash either the old or the new one is there."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _write_synced(temporary, data)
         os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -43,8 +56,19 @@ def write_whole(path: Path, data: bytes) -> None:
         ) from error
 
 
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def temporary_name(name: str) -> str:
-    """What a file is called until it is whole; two writers of it, on any host, don't meet."""
+    """The name of a file until it is whole; different for every process on every host."""
     return f".{name[:120]}.{socket.gethostname()[:60]}-{os.getpid()}.new"
 
 
@@ -55,7 +79,7 @@ def file_name(text: str) -> str:
 
 
 class RunDirectory:
-    """The folder of one run, locked while the run goes on."""
+    """The folder of one run, locked while it is running."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,13 +99,13 @@ class RunDirectory:
             )
 
     def reopen(self) -> None:
-        """Take the folder of a run that is to go on; it may be missing on this host."""
+        """Take the folder of a run that is resumed; it may be missing on this host."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
         except OSError as error:
             raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
-        self._take_lock()
-        self._clear_halves()
+        self._remove_unfinished()
 
     def give_back(self) -> None:
         """Undo `reopen` where there was no run: leave no empty folder behind."""
@@ -107,10 +131,7 @@ class RunDirectory:
     def _take_lock(self) -> None:
         if self._lock is not None:
             return
-        try:
-            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -122,7 +143,7 @@ class RunDirectory:
 
     def _clear(self) -> None:
         """Remove what a run leaves, and nothing else."""
-        self._clear_halves()
+        self._remove_unfinished()
         for part in PARTS:
             path = self.path / part
             if path.is_dir() and not path.is_symlink():
@@ -130,8 +151,229 @@ class RunDirectory:
             else:
                 path.unlink(missing_ok=True)
 
-    def _clear_halves(self) -> None:
+    def _remove_unfinished(self) -> None:
         """Remove what a killed run was writing here."""
         for part in PARTS:
             for rest in self.path.glob(f".{part}.*new"):
                 rest.unlink(missing_ok=True)
+
+
+# ── reading ────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _regular(path: Path, limit: int) -> Iterator[tuple[io.BufferedReader, int]]:
+    """An open file and its size; folders, pipes, devices and too large files are not opened."""
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise DamagedData(f"{path} is not a regular file.")
+        if about.st_size > limit:
+            raise DamagedData(f"{path} has {about.st_size} bytes; expected at most {limit}.")
+        with path.open("rb") as file:
+            yield file, about.st_size
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise StorageError(f"can't read {path}: {reason}.") from error
+
+
+def read_bytes(path: Path, limit: int = MOST) -> bytes:
+    """The bytes of a regular file of at most `limit`."""
+    with _regular(path, limit) as (file, size):
+        return file.read(size)
+
+
+def checked_image(path: Path, limit: int = MOST) -> bytes:
+    """The bytes of a file that `image` made; DamagedData if a single bit differs."""
+    with _regular(path, limit) as (file, size):
+        digest = _expected_digest(file.read(BLOCK), size, str(path))
+        if hashlib.file_digest(file, "sha256").digest() != digest:  # before it takes memory
+            raise DamagedData(f"{path} is damaged: its checksum does not match.")
+        file.seek(0)
+        return file.read(size)
+
+
+def check_image(data: bytes, where: str) -> None:
+    """DamagedData unless these are the bytes that `image` made."""
+    digest = _expected_digest(data[:BLOCK], len(data), where)
+    if hashlib.sha256(memoryview(data)[BLOCK:]).digest() != digest:
+        raise DamagedData(f"{where} is damaged: its checksum does not match.")
+
+
+def _expected_digest(front: bytes, size: int, where: str) -> bytes:
+    """The checksum in the first block, whose other parts are checked."""
+    if front[:8] != MAGIC:
+        raise DamagedData(f"{where} is not a file of canal-mpi.")
+    length, digest, rest = front[8:16], front[16:48], front[48:]
+    if int.from_bytes(length, "little") != size - BLOCK or any(rest):
+        raise DamagedData(f"{where} is damaged: its checksum does not match.")
+    return digest
+
+
+@contextmanager
+def opened(data: bytes, where: str) -> Iterator[Any]:
+    """An h5py.File of these bytes; whatever h5py can't read becomes DamagedData."""
+    import h5py
+
+    try:
+        with h5py.File(io.BytesIO(data), "r") as file:
+            yield file
+    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
+        raise DamagedData(f"{where} can't be read as HDF5: {error}.") from error
+
+
+Wanted = Callable[[str], bool]
+
+
+def read_arrays(path: Path, limit: int = MOST, wanted: Wanted = lambda name: True) -> Columns:
+    """The arrays with wanted names of a file of `write_arrays`; they take at most `limit` bytes."""
+    return parse_arrays(checked_image(path, limit + OVERHEAD), str(path), limit, wanted)
+
+
+def parse_arrays(
+    data: bytes, where: str, limit: int = MOST, wanted: Wanted = lambda name: True
+) -> Columns:
+    """The arrays in the bytes of a checked file; a right checksum does not make them harmless."""
+    import h5py
+
+    found, total, limit = Columns(), 0, min(limit, RATIO * len(data))
+    with opened(data, where) as file:
+        for name, item in walk(file, where):
+            if isinstance(item, h5py.Dataset) and wanted(name):
+                if why := flaw(item):
+                    raise DamagedData(f"{where}: '{name}' {why}.")
+                total += item.size * item.dtype.itemsize
+                if total > limit:
+                    raise DamagedData(f"{where} announces over {limit} bytes of arrays.")
+                found[name] = item[()]
+    return found
+
+
+def walk(
+    group: Any, where: str, prefix: str = "", number: Iterator[int] | None = None
+) -> Iterator[tuple[str, Any]]:
+    """Every group and dataset of an open file with its path, and None for links to elsewhere."""
+    import h5py
+
+    number = count(1) if number is None else number
+    for name in group:
+        if next(number) > MOST_ITEMS or prefix.count("/") > DEEPEST:
+            raise DamagedData(f"{where} has too many groups, or too deep ones.")
+        hard = isinstance(group.get(name, getlink=True), h5py.HardLink)
+        item = group[name] if hard else None
+        yield f"{prefix}{name}", item
+        if isinstance(item, h5py.Group):
+            yield from walk(item, where, f"{prefix}{name}/", number)
+
+
+def flaw(item: Any) -> str:
+    """Why a dataset may not be read: other files, unknown filters, huge chunks, odd types."""
+    import h5py
+
+    if item.is_virtual or item.external is not None:
+        return "is stored in other files"
+    plist = item.id.get_create_plist()
+    filters = {plist.get_filter(k)[0] for k in range(plist.get_nfilters())}
+    z = h5py.h5z
+    if not filters <= {z.FILTER_DEFLATE, z.FILTER_SHUFFLE, z.FILTER_FLETCHER32}:
+        return "is packed in an unknown way"
+    if item.dtype.kind not in "biufS":
+        return f"has the type {item.dtype}"
+    chunk = prod(item.chunks or ())  # it is unpacked as a whole, however little is read
+    return "has chunks that are larger than itself" if chunk > max(item.size, BLOCK) else ""
+
+
+def parse_attributes(data: bytes, where: str) -> dict[str, Any]:
+    """The attributes of a file whose checksum was right."""
+    with opened(data, where) as file:
+        return attributes_of(file, where)
+
+
+def attributes_of(item: Any, where: str) -> dict[str, Any]:
+    """The attributes of an open file or dataset, their sizes checked before they are read."""
+    if len(item.attrs) > MOST_ITEMS:
+        raise DamagedData(f"{where} has {len(item.attrs)} attributes.")
+    left, found = MOST_ATTRIBUTES, {}
+    for name in item.attrs:
+        about = item.attrs.get_id(name)
+        left -= about.dtype.itemsize * about.get_space().get_simple_extent_npoints()
+        if left < 0:
+            raise DamagedData(f"{where} announces too many bytes of attributes.")
+        found[name] = item.attrs[name]
+    return found
+
+
+# ── writing HDF5 ───────────────────────────────────────────────────────────────────────────────
+
+
+def image(fill: Callable[[Any], None]) -> bytes:
+    """The bytes of an HDF5 file that `fill` writes, with the checksum in its user block."""
+    import h5py
+
+    memory = io.BytesIO()
+    with h5py.File(memory, "w", userblock_size=BLOCK, libver=("earliest", "v110")) as file:
+        fill(file)
+    body = memory.getvalue()[BLOCK:]
+    front = MAGIC + len(body).to_bytes(8, "little") + hashlib.sha256(body).digest()
+    return front.ljust(BLOCK, b"\0") + body
+
+
+def write_arrays(path: Path, columns: Columns, attributes: dict[str, Any]) -> None:
+    """A file of named arrays."""
+    write_whole(path, array_image(columns, attributes))
+
+
+def array_image(columns: Columns, attributes: dict[str, Any], pack: bool = True) -> bytes:
+    """The bytes of a file of named arrays; unpacked they take a tenth of the time to write."""
+
+    def fill(file: Any) -> None:
+        file.attrs.update(attributes)
+        for name, column in columns.items():
+            write_dataset(file, name, column, pack)
+
+    return image(fill)
+
+
+@cache
+def _low_level() -> tuple[Any, Any, Any, Any]:
+    """What HDF5's own calls need: scalars, texts, groups made by a path, no times of writing."""
+    import h5py
+
+    groups = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    groups.set_create_intermediate_group(True)
+    untimed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)  # equal content gives equal bytes
+    untimed.set_obj_track_times(False)
+    texts = h5py.h5t.py_create(h5py.string_dtype("utf-8"), logical=True)
+    return h5py.h5s.create(h5py.h5s.SCALAR), texts, groups, untimed
+
+
+def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
+    """One array; long ones are packed, in chunks that hold one byte column of many rows.
+
+    Others, and texts beside them, are written by HDF5's own calls: h5py's take twice as long.
+    """
+    import h5py
+    import numpy as np
+
+    scalar, texts, groups, untimed = _low_level()
+    if column.dtype.kind == "S":
+        column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
+    if pack and column.ndim and column.size > 64:
+        rows = min(len(column), ROWS_IN_CHUNK)
+        chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
+        options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
+        dataset = group.create_dataset(name, data=column, **options)
+    else:
+        column = np.ascontiguousarray(column).reshape(column.shape)
+        space = h5py.h5s.create_simple(column.shape) if column.ndim else scalar
+        kind = h5py.h5t.py_create(column.dtype, logical=True)
+        made = h5py.h5d.create(group.id, name.encode(), kind, space, untimed, groups)
+        if column.size:
+            made.write(h5py.h5s.ALL, h5py.h5s.ALL, column)
+        dataset = h5py.Dataset(made)
+    for key, value in attributes.items():
+        if isinstance(value, str):
+            mark = h5py.h5a.create(dataset.id, key.encode(), texts, scalar)
+            mark.write(np.array(value, dtype=h5py.string_dtype("utf-8")))
+        else:
+            dataset.attrs[key] = value

@@ -1,16 +1,25 @@
-"""The measures of lifelong and shared learning, as plain functions of NumPy arrays.
+"""The measures of lifelong and shared learning: functions of arrays, and all those of one run.
 
 `P[a, t, i]` is the mean evaluation score of agent a on task i after a's t-th task (t = 0: before
 any), normalised. `when[a, i]` is the t right after which agent a had learnt task i (0: never).
-What can't be told from the evaluations there are is NaN.
+What the evaluations don't determine is NaN.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from canal_mpi.types import Array
+from canal_mpi.games import RANDOM_AND_HUMAN
+from canal_mpi.interfaces import Array
+from canal_mpi.results.reader import Run
+
+# Dimensions of measures: of pairs of tasks both are in the agent's own order.
+BOTH, PAIRS, ROUNDS = ("agent", "task"), ("agent", "i", "j"), ("after_round",)
+WITH_INTERVAL = ("value", "low", "high")
+WHOLE_GAME = 3000  # steps after which most games are over
 
 TRIM = 0.25  # part that the interquartile mean leaves out on each side
 RESAMPLES = 2000
@@ -24,13 +33,9 @@ def mean(values: Any) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-# ── one run ────────────────────────────────────────────────────────────────────────────────────
-
-
 def average_performance(P: Array) -> Array:
     """Of each agent: its mean score over all tasks at the end."""
-    found: Array = P[:, -1, :].mean(axis=1)
-    return found
+    return np.asarray(P[:, -1, :].mean(axis=1))
 
 
 def just_after(P: Array, when: Array) -> Array:
@@ -47,7 +52,7 @@ def forgetting(P: Array, when: Array) -> Array:
 def isolated(P: Array, when: Array) -> tuple[Array, Array]:
     """[agent, i, j] in the agent's own order (CORA): forgetting of task i, transfer to task i by j.
 
-    Forgetting is told for j after i, zero-shot transfer for j before i; the rest is NaN.
+    Forgetting is defined for j after i, zero-shot transfer for j before i; the rest is NaN.
     """
     agents, tasks = when.shape
     rounds = P.shape[1] - 1
@@ -61,38 +66,29 @@ def isolated(P: Array, when: Array) -> tuple[Array, Array]:
 
 def maintenance(P: Array, when: Array) -> Array:
     """[agent, task] (l2metrics PM): mean of later evaluations minus the first after training."""
-    agents, tasks = when.shape
     found = np.full(when.shape, np.nan)
-    for a in range(agents):
-        for i in range(tasks):
-            later = P[a, when[a, i] + 1 :, i]
-            if when[a, i] and len(later):
-                found[a, i] = mean(later - P[a, when[a, i], i])
+    for (a, i), learnt in np.ndenumerate(when):
+        if learnt:
+            found[a, i] = mean(P[a, learnt + 1 :, i] - P[a, learnt, i])
     return found
 
 
 def instant_reward(P: Array) -> Array:
     """ICR(t) of ShELL: the sum over tasks of the best agent's score, for every t."""
-    found: Array = P.max(axis=0).sum(axis=1)
-    return found
+    return np.asarray(P.max(axis=0).sum(axis=1))
 
 
 def total_reward(P: Array) -> Array:
     """TPOT(t) of ShELL: the sum of ICR up to t."""
-    found: Array = np.cumsum(instant_reward(P))
-    return found
-
-
-# ── curves ─────────────────────────────────────────────────────────────────────────────────────
+    return np.cumsum(instant_reward(P))
 
 
 def resampled(steps: Array, scores: Array, budget: int, points: int = 101) -> Array:
     """A learning curve at evenly spaced steps from 0 to the budget; its ends are held."""
     if not len(steps):
         return np.full(points, np.nan)
-    places = np.argsort(steps, kind="stable")
-    found: Array = np.interp(np.linspace(0, budget, points), steps[places], scores[places])
-    return found
+    order = np.argsort(steps, kind="stable")
+    return np.interp(np.linspace(0, budget, points), steps[order], scores[order])
 
 
 def area(curve: Array) -> float:
@@ -104,8 +100,7 @@ def forward_transfer(area_: Array, baseline: Array) -> Array:
     """Of each task: (AUC - AUC of the baseline) / (1 - AUC of the baseline), all in [0, 1]."""
     ours, base = np.clip(area_, 0, 1), np.clip(baseline, 0, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found: Array = np.where(base < 1, (ours - base) / (1 - base), np.nan)
-    return found
+        return np.where(base < 1, (ours - base) / (1 - base), np.nan)
 
 
 def relative_performance(curve: Array, expert: Array) -> float:
@@ -115,7 +110,7 @@ def relative_performance(curve: Array, expert: Array) -> float:
 
 
 def smoothed(curve: Array) -> Array:
-    """A moving average over a fifth of the curve (at most 100 points), reflected at its ends."""
+    """A moving average over a fifth of the curve (at most 100 points), mirrored at its ends."""
     window = min(int(len(curve) * 0.2), 100)
     if window < 3:
         return curve
@@ -126,7 +121,7 @@ def smoothed(curve: Array) -> Array:
 
 
 def saturation(curve: Array) -> tuple[float, int]:
-    """The maximum of the smoothed curve, and the place where it is first reached."""
+    """The maximum of the smoothed curve, and the index where it is first reached."""
     smooth = smoothed(curve)
     return float(smooth.max()), int(smooth.argmax())
 
@@ -139,9 +134,6 @@ def sample_efficiency(curve: Array, expert: Array) -> float:
 
 def _ratio(above: float, below: float) -> float:
     return float(above) / float(below) if below else float("nan")
-
-
-# ── two runs ───────────────────────────────────────────────────────────────────────────────────
 
 
 def learning_advantage(P: Array, single: Array) -> tuple[Array, Array]:
@@ -192,9 +184,6 @@ def steps_to_part(
     """The steps of TA_mean(p), without sharing and with it; NaN where it is never reached."""
     level = part * _above_zero(base_scores[-1])
     return steps_to(level, base_steps, base_scores), steps_to(level, steps, scores)
-
-
-# ── many runs ──────────────────────────────────────────────────────────────────────────────────
 
 
 def interquartile_mean(scores: Array) -> Any:
@@ -262,11 +251,10 @@ def _drawn(scores: Array, rng: np.random.Generator, samples: int, crowd: int) ->
     """[sample, run, task]: for every task as many runs as there are, drawn with replacement."""
     rows, tasks = scores.shape
     if crowd:
-        places = rows_of_runs(rows, crowd, rng, (samples, tasks)).swapaxes(1, 2)
+        drawn = rows_of_runs(rows, crowd, rng, (samples, tasks)).swapaxes(1, 2)
     else:
-        places = rng.integers(rows, size=(samples, rows, tasks))
-    found: Array = scores[places, np.arange(tasks)]
-    return found
+        drawn = rng.integers(rows, size=(samples, rows, tasks))
+    return np.asarray(scores[drawn, np.arange(tasks)])
 
 
 def rows_of_runs(
@@ -275,5 +263,204 @@ def rows_of_runs(
     """[*shape, row]: runs drawn with replacement, and of each of them as many of its agents."""
     runs = rng.integers(rows // crowd, size=(*shape[:1], *(1,) * len(shape[1:]), rows // crowd))
     agents = rng.integers(crowd, size=(*shape, rows // crowd, crowd))
-    found: Array = (runs[..., None] * crowd + agents).reshape(*shape, rows)
-    return found
+    return np.reshape(runs[..., None] * crowd + agents, (*shape, rows))
+
+
+# ── all measures of a run ──────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A value or an array with its meaning; `sign`: +1 where more is better, -1 where less is."""
+
+    value: Array
+    about: str
+    dims: tuple[str, ...] = ()
+    sign: int = 0
+
+    @property
+    def overall(self) -> float:
+        """The mean of what is known."""
+        return mean(self.value)
+
+    @property
+    def single(self) -> float:
+        """One number: the last round's, the value without its interval, or the mean."""
+        if self.dims == ROUNDS:
+            return float(self.value[-1])
+        return float(self.value[0]) if self.dims == WITH_INTERVAL else self.overall
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scores become comparable: (score - zero) / (one - zero), task by task."""
+
+    name: str
+    about: str
+    zero: Array
+    one: Array
+    unseen: float = float("nan")  # of a task that was neither learnt nor evaluated yet
+
+    def __call__(self, scores: Array, task: Array | int | slice = slice(None)) -> Array:
+        """Scores whose last dimension is the task (or of one task), normalised."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found = (scores - self.zero[task]) / (self.one[task] - self.zero[task])
+        return np.where(np.isfinite(found), found, np.nan)
+
+
+def scale_for(runs: Sequence[Run], experts: Sequence["Measured"] = ()) -> Scale:
+    """By single-task experts where they are given, else by human scores, else by what was seen.
+
+    Human scores are of whole games: evaluations that are cut short are not measured by them.
+    """
+    tasks = runs[0].tasks
+    if experts:
+        best = np.array([mean([e.final_score(task) for e in experts]) for task in tasks])
+        about = "part of the score of a single-task expert (one agent, one task, no sharing)"
+        return Scale("expert", about, np.zeros(len(tasks)), np.where(best > 0, best, np.nan))
+    whole = all(int(run.setting("evaluation.max_steps", 0)) >= WHOLE_GAME for run in runs)
+    if whole and all(task in RANDOM_AND_HUMAN for task in tasks):
+        zero, one = np.array([RANDOM_AND_HUMAN[task] for task in tasks]).reshape(-1, 2).T
+        return Scale("HNS", "human-normalised: 0 is random play, 1 is a human", zero, one)
+    means = [_episode_means(run.score) for run in runs]
+    return _seen_scale(
+        np.concatenate([scores[:, 0] for scores in means]),
+        np.concatenate([scores.reshape(-1, len(tasks)) for scores in means]),
+    )
+
+
+def _seen_scale(first: Array, scores: Array) -> Scale:
+    """From the scores [.., task] before any task, and from all of them."""
+    tasks = scores.shape[-1]
+    zero, one = np.full(tasks, np.nan), np.full(tasks, np.nan)
+    for i in range(tasks):
+        seen, before = (column[~np.isnan(column)] for column in (scores[:, i], first[:, i]))
+        if len(seen):
+            zero[i] = before.mean() if len(before) else seen.min()
+            one[i] = zero[i] + (seen.max() - zero[i] or zero[i] - seen.min() or 1.0)
+    about = "0 is the mean score before the first task, 1 the best evaluation in these runs"
+    return Scale("range", about, zero, one)
+
+
+class Measured:
+    """A run with its normalised evaluations `P[agent, after_round, task]` and all that follows."""
+
+    def __init__(self, run: Run, scale: Scale | None = None) -> None:
+        self.run = run
+        self.scale = scale or scale_for([run])
+        self.raw = _episode_means(run.score)  # the same in game points
+        self.when = self._when()
+        self.P = self.scale(self.raw)[:, : self.rounds_done + 1]
+        later = np.arange(self.rounds_done + 1)[None, :, None] < self.when[:, None, :]
+        unknown = np.isnan(self.P) & (later | (self.when[:, None, :] == 0))
+        self.P = np.where(unknown, self.scale.unseen, self.P)
+
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that every agent has finished."""
+        table = self.run["tasks"]
+        done = [table["round"][table["agent"] == agent].max(initial=0) for agent in self.run.agents]
+        return int(min(done, default=0))
+
+    def _rows(self) -> Iterator[tuple[dict[str, Any], int, int | None]]:
+        """The rows of /tasks, each with the indices of its agent and of its task in the arrays."""
+        agents = {agent: k for k, agent in enumerate(self.run.agents)}
+        tasks = {task: k for k, task in enumerate(self.run.tasks)}
+        table = self.run["tasks"]
+        for values in zip(*(column.tolist() for column in table.values()), strict=True):
+            row = dict(zip(table, values, strict=True))
+            yield row, agents[row["agent"]], tasks.get(row["task"])
+
+    def _when(self) -> Array:
+        """[agent, task]: the round in which the agent learnt the task, 0 where it has not."""
+        found = np.zeros((len(self.run.agents), len(self.run.tasks)), dtype=int)
+        for row, agent, task in self._rows():
+            if task is not None and row["round"] <= self.rounds_done:
+                found[agent, task] = row["round"]
+        return found
+
+    @cached_property
+    def steps(self) -> Array:
+        """[agent, after_round]: own and probing steps of an agent so far."""
+        found = np.zeros((len(self.run.agents), self.rounds_done + 1))
+        for row, agent, _ in self._rows():
+            if row["round"] <= self.rounds_done:
+                found[agent, row["round"]] += row["env_steps"] + row["probe_steps"]
+        return np.cumsum(found, axis=1)
+
+    @cached_property
+    def learnt(self) -> Array:
+        """[agent, task]: the normalised score right after the task, from /tasks."""
+        found = np.full(self.when.shape, np.nan)
+        for row, agent, task in self._rows():
+            if task is not None:
+                found[agent, task] = row["score"]
+        return self.scale(found)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every agent was evaluated on every task, before and after every task."""
+        return bool(self.rounds_done) and not np.isnan(self.P).any()
+
+    def final_score(self, task: str) -> float:
+        """Mean score on a task right after it was learnt, in game points."""
+        table = self.run["tasks"]
+        return mean(table["score"][table["task"] == task])
+
+    def curve(self, agent: int, task: int) -> tuple[Array, Array]:
+        """Own steps on a task and normalised scores: evaluations before, inside and after it."""
+        table, run = self.run["curve"], self.run
+        here = (table["agent"] == run.agents[agent]) & (table["task"] == run.tasks[task])
+        steps = table["env_steps"][here].astype(float)
+        scores = self.scale(table["score"][here], task)
+        first = int(self.when[agent, task]) - 1
+        if first >= 0 and not np.isnan(self.P[agent, first, task]):
+            steps = np.concatenate([[0.0], steps])
+            scores = np.concatenate([[self.P[agent, first, task]], scores])
+        known = ~np.isnan(scores)
+        return steps[known], scores[known]
+
+    def even_curve(self, agent: int, task: int) -> Array:
+        """The same at evenly spaced steps up to the budget of a task."""
+        budget = int(self.run.setting("train.steps", 1))
+        return resampled(*self.curve(agent, task), budget)
+
+    def measures(self) -> dict[str, Measure]:
+        """Every measure of a single run, as `family/name`."""
+        P, when = self.P, self.when
+        lost, gained = isolated(P, when)
+        at_end = P[:, -1, :]
+        known = not np.isnan(at_end).any()
+        spread = interval(interquartile_mean, at_end) if known else (np.nan, np.nan)
+        iqm = np.array([interquartile_mean(at_end) if known else np.nan, *spread])
+        return {
+            "performance/learnt": Measure(self.learnt, "score right after each task", BOTH, +1),
+            "performance/average": Measure(
+                average_performance(P), "mean score over all tasks at the end", ("agent",), +1
+            ),
+            "performance/iqm": Measure(
+                iqm, "interquartile mean at the end, 95 % interval", WITH_INTERVAL, +1
+            ),
+            "forgetting/continual_world": Measure(
+                forgetting(P, when), "score just after the task minus score at the end", BOTH, -1
+            ),
+            "forgetting/isolated": Measure(
+                lost, "CORA: what learning task j took from task i, in order", PAIRS, -1
+            ),
+            "forgetting/maintenance": Measure(
+                maintenance(P, when), "l2metrics PM: later evaluations minus the first", BOTH, +1
+            ),
+            "transfer/zero_shot": Measure(
+                gained, "CORA: what task j gave to task i before i was learnt", PAIRS, +1
+            ),
+            "shell/icr": Measure(
+                instant_reward(P), "sum over tasks of the best agent's score", ROUNDS, +1
+            ),
+            "shell/tpot": Measure(total_reward(P), "sum of ICR up to this round", ROUNDS, +1),
+        }
+
+
+def _episode_means(score: Array) -> Array:
+    """The mean over the episodes there were; NaN where there was none."""
+    count = (~np.isnan(score)).sum(axis=3)
+    return np.where(count > 0, np.nansum(score, axis=3) / np.maximum(count, 1), np.nan)

@@ -1,4 +1,5 @@
-"""`run.h5`: the results of a run, rewritten whole after every round."""
+"""`run.h5`, the results of a run: its tables with type, unit and meaning of every column, the rows
+that agents collect for them, and the file, which is rewritten whole after every round."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +11,199 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.results.files import write_whole
-from canal_mpi.results.hdf5 import image, write_dataset
-from canal_mpi.schema import SCHEMA_VERSION, TABLES, TEXT, Rows
-from canal_mpi.types import Array, Columns
+from canal_mpi.interfaces import Array, Columns
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.results.files import image, write_dataset, write_whole
 
+ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
+SCHEMA_VERSION = 5
+TEXT = "S64"
 VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "resumes")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column; `volatile` ones may differ between two equal runs."""
+
+    dtype: str
+    about: str
+    unit: str = ""
+    volatile: bool = False
+
+
+def _volatile(dtype: str, about: str, unit: str = "") -> Column:
+    return Column(dtype, about, unit, volatile=True)
+
+
+def _seconds(about: str) -> Column:
+    return _volatile("<f8", about, "s")
+
+
+def _steps(about: str) -> Column:
+    return Column("<i8", about, "agent steps")
+
+
+def _points(about: str) -> Column:
+    return Column("<f8", about, "game points")
+
+
+AGENT = Column("<i4", "agent, counted from 0")
+ROUND = Column("<i4", "round, counted from 1")
+TASK = Column(TEXT, "task")
+SCORE = _points("mean return of the evaluation (NaN: not evaluated)")
+PLACE = {"agent": AGENT, "round": ROUND, "task": TASK}
+
+TABLES: dict[str, dict[str, Column]] = {
+    "agents": {
+        "agent": AGENT,
+        "rank": _volatile("<i4", "MPI rank"),
+        "host": _volatile(TEXT, "host name"),
+        "machine": _volatile(TEXT, "processor architecture"),
+        "device": _volatile(TEXT, "where the network computes"),
+        "threads": _volatile("<i4", "compute threads of the rank"),
+        "role": Column(TEXT, "what the rank does"),
+        "speed": _volatile("<f8", "part of full speed it was held to: 1 freely, less if slowed"),
+    },
+    "tasks": {
+        **PLACE,
+        "source": Column(TEXT, "env: learnt by playing; lesson: from a lesson that was kept"),
+        "donors": Column(TEXT, "agents whose lessons were used, separated by commas"),
+        "env_steps": _steps("own training steps in the environment"),
+        "probe_steps": _steps("steps spent on choosing lessons"),
+        "updates": Column("<i8", "updates of the network"),
+        "score": SCORE,
+        "seconds": _seconds("wall time of the task, evaluation and exchange included"),
+        "wait_seconds": _seconds("part of it spent waiting for others"),
+        "evaluate_seconds": _seconds("part of it spent on evaluation"),
+        "exchange_seconds": _seconds("part of it spent on giving and taking, without waiting"),
+        "save_seconds": _seconds("part of it spent on saving checkpoints"),
+    },
+    "episodes": {
+        **PLACE,
+        "episode": Column("<i8", "training episode of the task, counted from 1"),
+        "step": _steps("own training steps of the task when it ended"),
+        "return": _points("sum of the rewards as the game gives them"),
+        "length": _steps("steps of the episode"),
+    },
+    "train": {
+        **PLACE,
+        "step": Column("<i8", "iteration of the training loop, counted from 1"),
+        "loss": Column("<f8", "mean loss since the row before"),
+        "epsilon": Column("<f8", "probability of a random action"),
+        "return_mean": _points("mean return of the last 100 episodes"),
+        "env_seconds": _seconds("time in the environment since the row before"),
+        "learn_seconds": _seconds("time in updates since the row before"),
+        "wait_seconds": _seconds("time waited for others since the row before"),
+    },
+    "curve": {
+        **PLACE,
+        "env_steps": _steps("own training steps of the task so far"),
+        "score": SCORE,
+        "seconds": _seconds("wall time since the task began"),
+    },
+    "exchange": {
+        "kind": Column(TEXT, "offer, request, transfer, lesson (used), drop, refusal or swap"),
+        "round": ROUND,
+        "donor": Column("<i4", "agent that played"),
+        "from": Column("<i4", "agent that sent it"),
+        "to": Column("<i4", "agent that received it"),
+        "task": TASK,
+        "rows": Column("<i8", "rows of play"),
+        "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
+        "raw_bytes": Column("<i8", "bytes of the same rows unpacked", "B"),
+        "seconds": _seconds("time from request to arrival"),
+        "wait_seconds": _seconds("part of it spent waiting for the sender"),
+        "score_before": _points("student's score before it learnt"),
+        "score_after": _points("student's score after it learnt"),
+        "kept": Column("|b1", "whether the lesson was kept"),
+        "reason": Column("S200", "why it was refused or dropped"),
+    },
+    "relays": {
+        "agent": _volatile("<i4", "agent that passed a lesson on"),
+        "round": _volatile("<i4", "round of the agent that asked for it"),
+        "donor": _volatile("<i4", "agent that played"),
+        "from": _volatile("<i4", "agent that sent it"),
+        "task": _volatile(TEXT, "task"),
+        "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
+        "seconds": _seconds("time from request to arrival"),
+        "reason": _volatile("S200", "why it was not passed on"),
+    },
+    "faults": {
+        "agent": _volatile("<i4", "agent that died; the others went on without it"),
+        "round": _volatile("<i4", "round that it was in, 0 if nobody knows"),
+        "task": _volatile(TEXT, "task that it was learning"),
+        "phase": _volatile(TEXT, "what it was doing"),
+        "rank": _volatile("<i4", "MPI rank"),
+        "host": _volatile(TEXT, "host name"),
+        "time": _volatile("<f8", "when that was noticed, since 1970", "s"),
+        "lost": _volatile("S200", "lessons that nobody else had"),
+    },
+    "evaluation": {
+        "agent": AGENT,
+        "after_round": Column("<i4", "rounds that the agent had finished"),
+        "task": TASK,
+        "episode": Column("<i4", "episode of the evaluation, counted from 0"),
+        "score": _points("return of the episode"),
+        "length": _steps("steps of the episode"),
+    },
+}
+
+
+class Rows:
+    """A Sink in memory: rows as they come, columns when they are taken."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[dict[str, float | int | str]]] = {}
+
+    def add(self, table: str, **values: float | int | str) -> None:
+        """Add one row; it must have exactly the table's columns."""
+        if odd := values.keys() ^ TABLES[table].keys():
+            raise KeyError(f"row for '{table}' differs from its schema in {sorted(odd)}")
+        self._tables.setdefault(table, []).append(values)
+
+    def save(self, kind: str, name: str, columns: Columns) -> None:
+        """Nowhere to keep arrays: this sink has no files."""
+
+    def flush(self, round_: int) -> None:
+        """Nothing to hand on to: `take` empties this sink."""
+
+    def take(self) -> Columns:
+        """All rows since the last call, as columns named `table/column`."""
+        taken = self._columns()
+        self._tables.clear()
+        return taken
+
+    def _columns(self) -> Columns:
+        return {
+            f"{table}/{name}": _column([row[name] for row in rows], column.dtype)
+            for table, rows in self._tables.items()
+            for name, column in TABLES[table].items()
+        }
+
+    def state_dict(self) -> Columns:
+        """The rows that were not taken yet."""
+        return {"rows": np.frombuffer(encode(self._columns(), pack=True), dtype=np.uint8)}
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Have the rows of a `state_dict`."""
+        columns = decode(state["rows"].tobytes(), ROWS_LIMIT)
+        self._tables.clear()
+        for table in {name.partition("/")[0] for name in columns}:
+            values = [_values(columns[f"{table}/{name}"]) for name in TABLES[table]]
+            rows = [dict(zip(TABLES[table], row, strict=True)) for row in zip(*values, strict=True)]
+            self._tables[table] = rows
+
+
+def _values(column: Array) -> list[float | int | str]:
+    return [v.decode() if isinstance(v, bytes) else v for v in column.tolist()]
+
+
+def _column(values: Sequence[float | int | str], dtype: str) -> Array:
+    """Values as an array; texts as UTF-8, never clipped inside a character."""
+    if dtype.startswith("S"):
+        clipped = (str(value).encode()[: int(dtype[1:])] for value in values)
+        values = [text.decode(errors="ignore").encode() for text in clipped]  # type: ignore[misc]
+    return np.array(values, dtype=dtype)
 
 
 @dataclass
@@ -39,6 +227,14 @@ class RunInfo:
         """How many agents the run has."""
         return len(self.orders)
 
+    @property
+    def adjacency(self) -> Array:
+        """[agent, agent]: 1 where the row sends to the column."""
+        found = np.zeros((self.agents, self.agents), dtype=np.uint8)
+        for sender, receiver in self.edges:
+            found[sender, receiver] = 1
+        return found
+
 
 def now() -> str:
     """The time, for people and for programs."""
@@ -53,7 +249,7 @@ class Store:
         self._parts: dict[str, list[Array]] = {}
 
     def clear(self) -> None:
-        """Forget all rows but who died."""
+        """Forget all rows but those of agents that died."""
         self._parts.clear()
         rows = Rows()
         for fault in self.info.faults:
@@ -62,7 +258,7 @@ class Store:
 
     @property
     def end(self) -> str:
-        """What a run that came to its end is called."""
+        """The status of a run that came to its end."""
         return "degraded" if self.info.faults else "finished"
 
     def append(self, columns: Columns, agent: int) -> None:
@@ -73,8 +269,8 @@ class Store:
             if known is None or column.dtype != np.dtype(known.dtype) or column.ndim != 1:
                 raise DamagedData(f"agent {agent} sent the column '{name}' ({column.dtype.str})")
         for table in {name.partition("/")[0] for name in columns}:
-            parts = {short: columns.get(f"{table}/{short}") for short in TABLES[table]}
-            if len({None if p is None else len(p) for p in parts.values()}) != 1:
+            parts = [columns.get(f"{table}/{short}") for short in TABLES[table]]
+            if len({None if p is None else len(p) for p in parts}) != 1:
                 raise DamagedData(f"agent {agent} sent unequal columns for '{table}'")
         for name, column in columns.items():
             self._parts.setdefault(name, []).append(column)
@@ -98,15 +294,28 @@ class Store:
         write_whole(self.path, image(lambda file: self._fill(file, status)))
 
     def _fill(self, file: Any, status: str) -> None:
+        info, score = self.info, self._scores()
         self._fill_attributes(file, status)
-        for name in TABLES:
-            if name != "evaluation":
-                self._fill_table(file.create_group(name), name)
-        self._fill_orders(file["agents"])
-        self._fill_topology(file.create_group("topology"))
-        self._fill_evaluation(file.create_group("evaluation"))
+        tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
+        for name, columns in tables.items():
+            group = file.create_group(name)
+            for short, column in columns.items():
+                known = TABLES[name][short]
+                marks: dict[str, Any] = {"description": known.about}
+                marks |= {"unit": known.unit} if known.unit else {}
+                marks |= {"volatile": True} if known.volatile else {}
+                write_dataset(group, short, column, **marks)
+        about = "tasks of each agent [agent, round - 1]"
+        write_dataset(file, "agents/order", _texts(info.orders), description=about)
+        about = "1 where agent [row] sends to agent [column]"
+        write_dataset(file, "topology/adjacency", info.adjacency, description=about)
+        marks = {"description": "return of each evaluation episode; NaN where there was none"}
+        marks |= {"unit": "game points", "dims": ["agent", "after_round", "task", "episode"]}
+        write_dataset(file, "evaluation/score", score, **marks)
+        about = "names along the dimension 'task'"
+        write_dataset(file, "evaluation/task", _texts(info.tasks), description=about)
         if status != "running":
-            self._fill_measures(file.create_group("measures"))
+            self._fill_measures(file.create_group("measures"), tables, score)
 
     def _fill_attributes(self, file: Any, status: str) -> None:
         info = self.info
@@ -128,45 +337,20 @@ class Store:
             }
         )
 
-    def _fill_table(self, group: Any, name: str) -> None:
-        for short, column in self.table(name).items():
-            known = TABLES[name][short]
-            marks: dict[str, Any] = {"description": known.about}
-            marks |= {"unit": known.unit} if known.unit else {}
-            marks |= {"volatile": True} if known.volatile else {}
-            write_dataset(group, short, column, **marks)
-
-    def _fill_orders(self, group: Any) -> None:
-        orders = np.array([[t.encode() for t in order] for order in self.info.orders], dtype=TEXT)
-        write_dataset(group, "order", orders, description="tasks of each agent [agent, round - 1]")
-
-    def _fill_measures(self, group: Any) -> None:
+    def _fill_measures(self, group: Any, tables: dict[str, Columns], score: Array) -> None:
         """What the evaluations come to, so that nobody has to compute it again."""
-        from canal_mpi.results.reading import of_tables
-        from canal_mpi.results.summary import Measured
+        from canal_mpi.results.measures import Measured
+        from canal_mpi.results.reader import Run, decoded
 
-        tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
-        facts = {"job": self.info.job}
-        score = self._scores()
-        info = self.info
-        run = of_tables(self.path, facts, tables, info.orders, info.tasks, self._adjacency(), score)
+        info, order = self.info, decoded(_texts(self.info.orders))
+        texts = {n: {k: decoded(c) for k, c in table.items()} for n, table in tables.items()}
+        facts = {"job": info.job}
+        run = Run(self.path, facts, texts, order, info.adjacency, list(info.tasks), score)
         measured = Measured(run)
         group.attrs.update({"scale": measured.scale.name, "description": measured.scale.about})
         for name, measure in measured.measures().items():
-            family, _, short = name.partition("/")
             marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
-            write_dataset(group.require_group(family), short, measure.value, **marks)
-
-    def _adjacency(self) -> Array:
-        adjacency = np.zeros((self.info.agents, self.info.agents), dtype=np.uint8)
-        for sender, receiver in self.info.edges:
-            adjacency[sender, receiver] = 1
-        return adjacency
-
-    def _fill_topology(self, group: Any) -> None:
-        adjacency = self._adjacency()
-        about = "1 where agent [row] sends to agent [column]"
-        write_dataset(group, "adjacency", adjacency, description=about)
+            write_dataset(group, name, measure.value, **marks)
 
     def _scores(self) -> Array:
         """[agent, after_round, task, episode]: the return of every evaluation episode."""
@@ -180,10 +364,7 @@ class Store:
         score[agent, rows["after_round"], where, rows["episode"]] = rows["score"]
         return score
 
-    def _fill_evaluation(self, group: Any) -> None:
-        score, tasks = self._scores(), self.info.tasks
-        about = "return of each evaluation episode; NaN where there was none"
-        dims = ["agent", "after_round", "task", "episode"]
-        write_dataset(group, "score", score, description=about, unit="game points", dims=dims)
-        names = np.array([task.encode() for task in tasks], dtype=TEXT)
-        write_dataset(group, "task", names, description="names along the dimension 'task'")
+
+def _texts(names: Sequence[Any]) -> Array:
+    """Names, or lists of names, as an array of UTF-8 texts."""
+    return np.char.encode(np.array(names, dtype=str), "utf-8").astype(TEXT)

@@ -1,42 +1,57 @@
-"""Topologies: sets of directed edges (from, to) among agents. Pure functions, no MPI."""
+"""Topologies: sets of directed edges (from, to) among agents, by name. Pure functions, no MPI.
+
+The graphs below need no library, so that ranks don't load networkx (20 MB and a third of a second);
+it is loaded where one of its own generators is named.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter, signature
 from itertools import combinations, pairwise
-from math import isqrt
+from math import isfinite, isqrt
 from operator import index
 from pathlib import Path
 from typing import Any
 
-from canal_mpi import pick, seeding
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import UsageError, lookup, suggestion
+from canal_mpi.state import random_stream
 
 Edges = set[tuple[int, int]]
 AGENT = re.compile(r"[0-9]{1,9}")
+NOT_NUMBERS = {"create_using", "backend", "backend_kwargs"}  # of networkx's generators
+N_IS_NO_SIZE = {  # networkx's generators whose graphs have far more nodes than n: it must be given
+    "dorogovtsev_goltsev_mendes_graph",
+    "hypercube_graph",
+    "kneser_graph",
+    "mycielski_graph",
+    "navigable_small_world_graph",
+    "sudoku_graph",
+}
+MOST_AGENTS = 256  # that `canal-mpi topology` shows
 
 
 def none(size: int) -> Edges:
-    """Nobody hears anybody."""
+    """No edges."""
     return set()
 
 
 def full(size: int) -> Edges:
-    """Everybody hears everybody."""
+    """Every agent hears all others."""
     return {(a, b) for a in range(size) for b in range(size) if a != b}
 
 
 def line(size: int) -> Edges:
-    """Everybody hears the agents next to it; the first and the last have one neighbour."""
+    """Every agent hears those next to it; the first and the last have one neighbour."""
     return both_ways(pairwise(range(size)))
 
 
 def ring(size: int) -> Edges:
-    """Everybody hears the agents next to it, in a circle."""
+    """Every agent hears those next to it, in a circle."""
     return {(a, (a + d) % size) for a in range(size) for d in (1, -1) if size > 1}
 
 
 def star(size: int) -> Edges:
-    """Agent 0 hears everybody and everybody hears agent 0."""
+    """Agent 0 hears all others and they hear agent 0."""
     return both_ways((0, a) for a in range(1, size))
 
 
@@ -51,7 +66,7 @@ def columns(size: int) -> int:
 
 
 def grid(size: int) -> Edges:
-    """Rows and columns, as near to a square as can be; everybody hears up to four around it."""
+    """Rows and columns, as near to a square as can be; an agent hears up to four around it."""
     width = columns(size)
     beside = ((a, a + 1) for a in range(size - 1) if (a + 1) % width)
     return both_ways([*beside, *((a, a + width) for a in range(size - width))])
@@ -61,7 +76,7 @@ def torus(size: int) -> Edges:
     """A grid in which the ends of every row and of every column are joined too."""
     width = columns(size)
     rows = [range(a, min(a + width, size)) for a in range(0, size, width)]
-    ends = [(lane[0], lane[-1]) for lane in [*rows, *(range(a, size, width) for a in range(width))]]
+    ends = [(way[0], way[-1]) for way in [*rows, *(range(a, size, width) for a in range(width))]]
     return grid(size) | both_ways((a, b) for a, b in ends if a != b)
 
 
@@ -72,8 +87,8 @@ def hypercube(size: int) -> Edges:
 
 
 def random(size: int, neighbours: int, seed: int) -> Edges:
-    """A random ring, and random edges until everybody has that many neighbours (if N allows)."""
-    rng = seeding.stream(seed, 0, "", "topology")
+    """A random ring, and random edges until all agents have that many neighbours (if N allows)."""
+    rng = random_stream(seed, 0, "", "topology")
     shuffled = rng.permutation(size).tolist()
     near: list[set[int]] = [set() for _ in range(size)]
     for place, agent in enumerate(shuffled):
@@ -89,7 +104,7 @@ def random(size: int, neighbours: int, seed: int) -> Edges:
 
 
 def by_host(hosts: Sequence[str]) -> Edges:
-    """Everybody hears everybody on its host; one bridge, both ways, joins each two hosts."""
+    """Every agent hears all on its host; one bridge, both ways, joins each two hosts."""
     members: dict[str, list[int]] = {}
     for agent, host in enumerate(hosts):
         members.setdefault(host, []).append(agent)
@@ -121,9 +136,14 @@ TOPOLOGIES: Mapping[str, Callable[[int], Edges]] = {
 NAMES = (*TOPOLOGIES, "random:K", "hosts")
 
 
+def scales(name: str) -> bool:
+    """Whether it is one of our own names, which mean something for any number of agents."""
+    return name in NAMES or _is_random(name)
+
+
 def is_file(name: str) -> bool:
     """Whether a topology's name means a file of edges."""
-    if name in NAMES or _is_random(name):
+    if scales(name):
         return False
     try:
         return "/" in name or name.endswith(".txt") or Path(name).is_file()
@@ -131,16 +151,20 @@ def is_file(name: str) -> bool:
         return False
 
 
-def check_name(name: str, kind: str = "topology") -> None:
-    """Refuse what is neither a topology's name, nor a file, nor `module:function`."""
-    if _is_random(name):
-        neighbours_in(name)
-    elif not is_file(name):
-        pick.check(kind, name, NAMES)
-
-
 def _is_random(name: str) -> bool:
     return name.partition(":")[0] == "random"
+
+
+def _is_outside(name: str) -> bool:
+    return ":" in name and "=" not in name
+
+
+def check_topology_name(name: str, kind: str = "topology") -> None:
+    """Refuse what is neither a name of ours or of networkx, nor a file, nor `module:function`."""
+    if _is_random(name):
+        neighbours_in(name)
+    elif not (scales(name) or is_file(name) or _is_outside(name)):
+        networkx_call(name, kind)
 
 
 def neighbours_in(name: str) -> int:
@@ -156,17 +180,20 @@ def neighbours_in(name: str) -> int:
 def edges(name: str, size: int, seed: int = 1, hosts: Sequence[str] = ()) -> Edges:
     """The edges of a named topology, a file of edges, or `module:function`, checked.
 
-    `random:K` depends on the seed; `hosts` needs the host of each agent (default: one for all).
+    `random:K` and networkx's random graphs depend on the seed; `hosts` needs the host of each
+    agent (default: one for all).
     """
-    check_name(name)
-    if is_file(name):
-        return from_text(_read(name), size, f"topology file {name}")
-    if _is_random(name):
-        return random(size, neighbours_in(name), seed)
+    check_topology_name(name)
     if name == "hosts":
         return by_host(hosts or ["localhost"] * size)
-    build = pick.pick("topology", name, TOPOLOGIES)
-    return check(build(size), size, f"topology '{name}'")
+    if _is_random(name):
+        return random(size, neighbours_in(name), seed)
+    if is_file(name):
+        return from_text(_read(name), size, f"topology file {name}")
+    if name in TOPOLOGIES or _is_outside(name):
+        build = lookup("topology", name, TOPOLOGIES)
+        return check(build(size), size, f"topology '{name}'")
+    return _of_networkx(name, size, seed)
 
 
 def _read(name: str) -> str:
@@ -215,7 +242,86 @@ def _agents(size: int) -> str:
     return "agent 0 only" if size == 1 else f"agents 0 to {size - 1}"
 
 
-def lonely(found: Edges, size: int) -> list[int]:
-    """Agents that no edge touches."""
-    touched = {agent for edge in found for agent in edge}
-    return [agent for agent in range(size) if agent not in touched]
+def host_of_each(text: str, size: int | None) -> list[str]:
+    """The host of each agent from `nano-1:2,xavier`: names, with the number of agents there."""
+    hosts: list[str] = []
+    for item in text.split(","):
+        name, colon, number = item.strip().partition(":")
+        if not name or (colon and not AGENT.fullmatch(number)):
+            raise UsageError(f"--hosts {text}: expected names, as in nano-1:2,xavier.")
+        hosts += [name] * min(int(number) if colon else 1, MOST_AGENTS + 1)
+        if len(hosts) > MOST_AGENTS:
+            raise UsageError(f"--hosts {text}: expected at most {MOST_AGENTS} agents.")
+    if size not in (None, len(hosts)):
+        raise UsageError(f"--hosts {text} has room for {len(hosts)} agents, but -n says {size}.")
+    return hosts
+
+
+# ── networkx ───────────────────────────────────────────────────────────────────────────────────
+
+
+def networkx_call(name: str, kind: str = "topology") -> tuple[Callable[..., Any], dict[str, float]]:
+    """The generator that `watts_strogatz_graph:k=2,p=0.1` names, and its parameters, checked."""
+    import networkx
+
+    head, _, text = name.partition(":")
+    generators = {
+        key: found
+        for key, found in vars(networkx).items()
+        if callable(found) and str(found.__module__).startswith("networkx.generators")
+    }
+    if head not in generators:
+        hint, known = suggestion(head, [*NAMES, *generators]), ", ".join(sorted(NAMES))
+        raise UsageError(
+            f"unknown {kind} '{head}'{hint or ';'} known: {known}, or a generator of networkx."
+        )
+    parameters = signature(generators[head]).parameters.items()
+    takes = {key: one.default for key, one in parameters if key not in NOT_NUMBERS}
+    items = [item.partition("=") for item in text.split(",") if item]
+    for key, _, _ in items:
+        if key not in takes:
+            hint = suggestion(key, takes) or ";"
+            known = ", ".join(takes) or "none"
+            raise UsageError(f"topology '{name}': no parameter '{key}'{hint} known: {known}.")
+    given = {key: _number(value, name) for key, _, value in items}
+    required = [key for key, default in takes.items() if default is Parameter.empty]
+    found = given.keys() if head in N_IS_NO_SIZE else {"n", *given}
+    if missing := [key for key in required if key not in found]:
+        example = ",".join(f"{key}=…" for key in missing)
+        raise UsageError(f"topology '{name}' needs parameters: {head}:{example}.")
+    return generators[head], given
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        value = int(text) if AGENT.fullmatch(text.removeprefix("-")) else float(text)
+    except ValueError:
+        value = float("nan")
+    if not isfinite(value):
+        raise UsageError(f"topology '{name}': found '{text}'; expected a number.")
+    return value
+
+
+def _of_networkx(name: str, size: int, seed: int) -> Edges:
+    """Edges of a generator's graph, loops left out; undirected ones lead both ways."""
+    import networkx
+
+    generator, given = networkx_call(name)
+    takes = signature(generator).parameters
+    fixed = {"n": size, "seed": seed % 2**32}  # NumPy's generators take no larger seed
+    try:
+        graph = generator(**{key: fixed[key] for key in fixed if key in takes} | given)
+    except Exception as error:  # whatever a generator makes of numbers that it does not like
+        words = str(error).rstrip(".")
+        raise UsageError(f"topology '{name}' with {size} agents: {words}.") from error
+    if not isinstance(graph, networkx.Graph):
+        raise UsageError(f"topology '{name}': found a {type(graph).__name__}; expected a graph.")
+    if len(graph) != size:
+        hint = "; n may be given: n=…" if "n" in takes else ""
+        raise UsageError(
+            f"topology '{name}': found {len(graph)} nodes; expected {size}, one per agent{hint}."
+        )
+    if set(graph) != set(range(size)):
+        graph = networkx.convert_node_labels_to_integers(graph)
+    pairs = {(a, b) for a, b in graph.edges() if a != b}
+    return pairs if graph.is_directed() else both_ways(pairs)

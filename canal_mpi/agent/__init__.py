@@ -1,0 +1,1 @@
+"""An agent: its loop, its lessons, its state, and what it records."""

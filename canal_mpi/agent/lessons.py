@@ -1,0 +1,223 @@
+"""What an agent does with others: choose lessons, offer its own, swap rows and weights."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+
+from canal_mpi.agent.recorder import Recorder
+from canal_mpi.agent.sync import Group, Sync
+from canal_mpi.errors import DamagedData
+from canal_mpi.interfaces import (
+    LAST,
+    SWAPS,
+    Array,
+    Columns,
+    Embed,
+    FetchResult,
+    Learner,
+    Link,
+    Offer,
+)
+from canal_mpi.membuf.lesson import Lesson, pack, unpack
+from canal_mpi.membuf.replay import Replay
+from canal_mpi.membuf.selection import (
+    CHOOSERS,
+    Need,
+    Policy,
+    better,
+    choose,
+    cut,
+    join,
+    one_after_another,
+)
+from canal_mpi.settings import Job
+from canal_mpi.state import with_prefix
+
+EMBEDDED = ("simnet", "wasserstein")
+
+
+class Sharing:
+    """An agent's side of the exchange."""
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        link: Link,
+        policy: Policy,
+        record: Recorder,
+        embed: Embed,
+        peers: Callable[[int, str], Sequence[int]],
+        packs: bool = True,
+    ) -> None:
+        self.job, self.number, self.link, self.packs = job, number, link, packs
+        self.policy, self.record, self._embed, self._peers = policy, record, embed, peers
+        self.compares = job.share.policy in EMBEDDED
+        self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
+        self.sync = Sync(job.sync, number, link)
+        self._swaps, self._sent = Group(link, SWAPS, []), 0
+        self.swaps = False  # whether neighbours learn this task too and swap rows or weights
+
+    def begin(self, task: str, round_: int) -> None:
+        """A new task: neighbours that learn it in this round too may swap rows and weights."""
+        self.task, self.round, self._sent = task, round_, 0
+        self.link.begin(round_)
+        peers = self._peers(round_, task)
+        self._swaps = Group(self.link, SWAPS, peers if self.job.row_exchange.save_interval else [])
+        self.sync.begin(peers)
+        self.swaps = bool(self._swaps.peers or self.sync.group.peers)
+
+    # ── taking ─────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, replay: Replay, embedding: Array, own_score: float) -> list[Lesson]:
+        """Fetch what the policy wants of the offers; damaged lessons are refused."""
+        self.record.phase("exchanging")
+        offers = self.link.offers()
+        if self.job.share.gate == "better":
+            offers = better(self.task, own_score, offers)
+        most = (self.job.share.nearest, self.job.share.donors)
+        need = Need(self.task, self.round, *most, self.measure, embedding)
+        parcels = self.link.fetch(self._affordable(self.policy(need, offers)))
+        return [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
+
+    def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
+        """The wanted offers, best first, as far as the byte budget of a round goes."""
+        left = self.job.share.budget
+        taken: list[Offer] = []
+        for offer in wanted:
+            if left and offer.bytes > left - sum(o.bytes for o in taken):
+                reason = f"{offer.bytes} bytes are over what is left of share.budget = {left}"
+                self.record.refused(FetchResult(offer, b"", 0.0, 0.0, sender=offer.donor), reason)
+            else:
+                taken.append(offer)
+        return taken
+
+    def _open(self, parcel: FetchResult, replay: Replay) -> Lesson | None:
+        """A lesson that arrived whole; the ledger notes one that did not."""
+        if parcel.refusal:
+            self.record.refused(parcel, parcel.refusal)
+            return None
+        try:
+            limit = self.job.share.max_message_mb << 20
+            lesson = unpack(parcel.data, parcel.offer, replay.spaces, limit)
+        except DamagedData as error:
+            self.record.refused(parcel, str(error))
+            return None
+        self.record.received(parcel)
+        return lesson
+
+    def embedding(self, rows: Columns, rng: np.random.Generator) -> Array:
+        """What the policy compares tasks by; empty where it does not."""
+        return self._embed(rows, rng) if self.compares else np.zeros(0, dtype="<f4")
+
+    # ── offering ───────────────────────────────────────────────────────────────────────────────
+
+    def offer(
+        self, score: float, replay: Replay, learner: Learner, rng: np.random.Generator
+    ) -> None:
+        """Tell the audience what this task gave; only own play is offered."""
+        self.record.phase("saving")
+        rows: Columns = {"action": np.zeros(0)}
+        if len(replay.own):
+            rows = self._chosen(replay, learner, rng)
+            network = learner.get_weights() if self.job.reuse.network else {}
+            self._save(score, rows, network)
+        self.record.phase("exchanging")
+        offer, data, waited = None, b"", self.link.waited
+        if self.link.out_neighbors and len(rows["action"]):
+            embedding = self.embedding(rows, rng)
+            rows, data = self._packed(rows, network)
+            size = (len(rows["action"]), len(data))
+            if data:
+                offer = Offer(self.number, self.round, self.task, score, *size, embedding)
+        self.link.publish(offer, data)
+        self.record.waited(self.link.waited - waited)
+
+    def _save(self, score: float, rows: Columns, network: Columns) -> None:
+        """Keep the lesson on disk, for later runs too."""
+        about: Columns = {
+            "donor": np.array([self.number], dtype="<i4"),
+            "round": np.array([self.round], dtype="<i4"),
+            "task": np.array([self.task.encode()], dtype="S64"),
+            "score": np.array([score], dtype="<f8"),
+        }
+        name = f"round-{self.round:02d}-{self.task}"
+        self.record.sink.save("membuf", name, rows | with_prefix("network", network) | about)
+
+    def _chosen(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> Columns:
+        """The segments of own play that go into the lesson."""
+        rows, most = replay.own.export_all(), self.job.share.rows
+        name = self.job.share.segments
+        worth = rows["reward"]
+        if name == "td" and len(worth) > most:
+            worth = replay.errors(rows, learner.td_errors, self.task)
+        return choose(rows, most, CHOOSERS[name], worth, rng)
+
+    def _packed(self, rows: Columns, network: Columns) -> tuple[Columns, bytes]:
+        """A lesson for the wire, the newest rows of it that the byte budget has room for.
+
+        Where the donor's network would take half of the budget it stays at home.
+        """
+        budget, about = self.job.share.budget, (self.number, self.round, self.task)
+        if not budget:
+            return rows, pack(*about, rows, network, self.packs)
+        if 2 * sum(column.nbytes for column in network.values()) > budget:
+            network = {}
+        while len(rows["action"]):
+            data = pack(*about, rows, network)
+            if len(data) <= budget:
+                return rows, data
+            most = int(len(rows["action"]) * min(0.9 * budget / len(data), 0.9))
+            rows = choose(rows, most, CHOOSERS["recent"], rows["reward"], np.random.default_rng(0))
+        return rows, b""
+
+    # ── inside a task ──────────────────────────────────────────────────────────────────────────
+
+    def swap(self, replay: Replay, learner: Learner, done: int) -> None:
+        """While playing: give new rows or weights to neighbours on this task, take in theirs."""
+        self.sync.blend(learner, done)
+        settings, envs = self.job.row_exchange, self.job.train.num_envs
+        if not self._swaps.peers or done % settings.load_interval >= envs:
+            return
+        ready = done // settings.save_interval * settings.save_interval // envs * envs
+        ages = ((done - self._sent) // envs, (done - ready) // envs)
+        fresh = one_after_another([_moves(rows, *ages) for rows in replay.own.export_streams()])
+        self._sent = ready
+        if len(fresh["flags"]):
+            self._trade(replay, pack(self.number, self.round, self.task, fresh, {}))
+
+    def restart(self, learner: Learner) -> None:
+        """Play begins: nothing of it has been swapped yet."""
+        self._sent = 0
+        self.sync.start(learner)
+
+    def finish_swaps(self) -> None:
+        """Say to those who still swap that this agent is done with the task."""
+        self.sync.leave()
+        self.record.waited(self.sync.group.waited)
+        self._swaps.leave()
+
+    def _trade(self, replay: Replay, data: bytes) -> None:
+        waited = self.link.waited
+        answers = self._swaps.trade(data)
+        self.record.waited(self.link.waited - waited)
+        for agent, answer in answers:
+            offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
+            lesson = self._open(FetchResult(offer, answer, 0.0, 0.0, sender=agent), replay)
+            if lesson:
+                replay.join(lesson.rows)
+                whole = replace(offer, rows=len(lesson.rows["action"]))
+                self.record.swapped(whole)
+
+
+def _moves(rows: Columns, first: int, last: int) -> Columns:
+    """The moves from the `first`-newest on, without the `last` newest ones."""
+    places = np.flatnonzero((rows["flags"] & LAST) == 0)
+    here = places[max(len(places) - first, 0) : len(places) - last]
+    if not len(here):
+        return join(rows, [])
+    start, end = int(here[0]), int(here[-1]) + 1
+    pieces = cut(rows["flags"], len(rows["flags"]))
+    return join(rows, [(max(a, start), min(b, end)) for a, b in pieces if a < end and b > start])

@@ -1,0 +1,234 @@
+"""`canal-mpi sweep` and `canal-mpi study`: many runs in one folder. Loads no torch and no MPI."""
+
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from canal_mpi.errors import RankFailed, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from canal_mpi.experiments.points import Point
+    from canal_mpi.experiments.sweep import Axis
+
+FOLDER = click.Path(path_type=Path)
+GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "vary", "out")
+NOT_WITH_RESUME = (*GRID, "network", "shared_disk", "job_file", "assignments")
+RUN_OPTIONS = [
+    click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
+    click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
+    click.option("--resume", type=FOLDER, metavar="DIR", help="Resume what was started in DIR."),
+    click.option("--report", is_flag=True, help="With --resume: start nothing, only report."),
+    click.option("--max-time", metavar="TIME", help="Save and stop after so long: 90s, 20m, 2h."),
+    click.option("--dry-run", is_flag=True, help="Only list what would run, and for how long."),
+    click.option("--slurm", type=FOLDER, metavar="FILE", help="Only write FILE, a Slurm array."),
+    click.option("--point", type=int, metavar="K", help="Only point K, from 0 (array jobs)."),
+]
+
+
+def run_options(command: Any) -> Any:
+    """The options about the folder of an experiment, and about running it."""
+    for option in reversed(RUN_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--seeds", metavar="N|LIST", help="How many seeds, or which: 3, or 4,7,9.")
+@click.option("--topologies", metavar="LIST", help="Topologies, as in full,ring.")
+@click.option("--policies", metavar="LIST", help="Sharing policies, as in none,exact.")
+@click.option("-n", "ranks", metavar="LIST", help="Numbers of agents, as in 2,5; default 5.")
+@click.option("--vary", multiple=True, metavar="KEY=LIST", help="Any setting: learn.lr=0.01,0.001.")
+@click.option("--hostfiles", multiple=True, metavar="GLOB", help="Mixes of hosts, one per file.")
+@click.option("--emulate", is_flag=True, help="Play those hosts on this machine, slow ones slowly.")
+@click.option("--network", metavar="NET", help="How hosts reach each other: 10.0.0.0/24 or eth0.")
+@click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
+@run_options
+def sweep(**options: Any) -> None:
+    """Run a job over a grid: seeds, topologies, policies, mixes of hosts, any setting.
+
+    Each point is an ordinary run in DIR, named after its settings. The same command again (or
+    --resume DIR) leaves finished points alone, resumes stopped ones and repeats broken ones. At
+    the end DIR/report.html compares all runs and DIR/sweep.h5 has a row for each. Ctrl-C saves
+    and stops.
+
+    \b
+    canal-mpi sweep --job quick --policies none,exact --seeds 3
+    canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
+    """
+    from canal_mpi.experiments import points as index
+    from canal_mpi.experiments.sweep import collect
+
+    folder, points = _resumed("sweep", options)
+    if not points:
+        points = _grid(options)
+        folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
+        if index.has_index(folder, "sweep"):
+            warn_of_others(folder, points)
+        if not options["dry_run"]:
+            index.save(folder, "sweep", points)
+    execute("sweep", folder, points, points, options, collect)
+
+
+@click.command()
+@click.argument("name", metavar="[STUDY]", default="")
+@click.option("--arms", metavar="LIST", help="Run only these arms now.")
+@click.option("--seeds", metavar="LIST", help="Run only these seeds of the study now.")
+@run_options
+def study(**options: Any) -> None:
+    """Find out whether sharing pays: arms at several budgets, on the same seeds.
+
+    STUDY is a TOML file with arms, budgets, seeds and settings, or the name of one that comes with
+    canal-mpi (default: sharing). Each arm with each budget and seed is an ordinary run in DIR.
+    Ctrl-C saves and stops; the same command again (or --resume DIR) resumes. At the end
+    DIR/report.html shows scores against steps and time, and DIR/study.h5 has the numbers.
+
+    \b
+    canal-mpi study --dry-run
+    canal-mpi study --arms none,share --seeds 201,202
+    canal-mpi study --resume docs/study --report
+    """
+    from canal_mpi.experiments import points as index
+    from canal_mpi.experiments import study as studies
+    from canal_mpi.experiments.page import collect
+    from canal_mpi.results.files import write_whole
+
+    folder, points = _resumed("study", options)
+    if not points:
+        path = studies.find(options["name"] or "sharing")
+        points = studies.read(path).points()
+        folder = (options["out"] or Path("runs", f"study-{path.stem}")).absolute()
+        index.has_index(folder, "study")
+        if not options["dry_run"]:
+            index.save(folder, "study", points)
+            write_whole(folder / studies.FILE, path.read_bytes())
+    chosen = _part(_part(points, "arm", options["arms"]), "seed", options["seeds"])
+    execute("study", folder, points, chosen, options, collect)
+
+
+def _words(text: str | None) -> list[str]:
+    return [] if text is None else [word.strip() for word in text.split(",")]
+
+
+def _part(points: "list[Point]", axis: str, text: str | None) -> "list[Point]":
+    """The points with one of these values; random play gives the scale of all."""
+    wanted = _words(text)
+    known = dict.fromkeys(point.settings[axis] for point in points)
+    if odd := [word for word in wanted if word not in known]:
+        raise UsageError(f"--{axis}s {odd[0]}: the study has {', '.join(known)}.")
+    if not wanted:
+        return points
+    return [p for p in points if p.settings[axis] in wanted or p.settings["arm"] == "random"]
+
+
+def _resumed(kind: str, options: dict[str, Any]) -> "tuple[Path, list[Point]]":
+    """The folder that `--resume` names and its points; no points without it."""
+    from canal_mpi.cli import FLAG_KEYS
+    from canal_mpi.experiments.points import load_points
+    from canal_mpi.launcher import refuse_mpirun
+
+    refuse_mpirun(kind)
+    if options["resume"] is None:
+        if options["report"]:
+            raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
+        return Path(), []
+    part = ("seeds",) if kind == "study" else ()  # a study may be resumed in part
+    names = [name for name in (*NOT_WITH_RESUME, *FLAG_KEYS, "name") if name not in part]
+    if given := [name for name in names if options.get(name)]:
+        word = {"job_file": "--job", "ranks": "-n", "assignments": "--set", "name": "STUDY"}
+        found = word.get(given[0], f"--{given[0].replace('_', '-')}")
+        raise UsageError(f"--resume takes everything from the {kind}: leave out {found}.")
+    folder: Path = options["resume"].absolute()
+    return folder, load_points(folder, kind)
+
+
+def warn_of_others(folder: Path, points: "Sequence[Point]") -> None:
+    """What an earlier sweep of this folder has besides is left there, and no part of this one."""
+    from canal_mpi.experiments.points import load_points
+
+    names = {point.name for point in points}
+    others = [p.name for p in load_points(folder, "sweep") if p.name not in names]
+    if others:
+        words = f"{len(others)} points of an earlier sweep ({others[0]} …) are no part of this one"
+        click.echo(f"canal-mpi: warning: {words}; their runs stay in {folder}.", err=True)
+
+
+def _grid(options: dict[str, Any]) -> "list[Point]":
+    """The grid that was asked for."""
+    from canal_mpi.cli import flags_of
+    from canal_mpi.config import resolve
+    from canal_mpi.experiments import sweep as sweeps
+    from canal_mpi.experiments.points import NETWORK
+
+    flags, job_file, files = flags_of(options), options["job_file"], options["hostfiles"]
+    network, shared = options["network"] or "", options["shared_disk"]
+    if options["emulate"] and not files:
+        raise UsageError("--emulate: which hosts? Give --hostfiles 'hostfiles/*.hosts'.")
+    if files and options["ranks"]:
+        raise UsageError("-n and --hostfiles both say how many agents; give one of them.")
+    if (network or shared) and (options["emulate"] or not files):
+        raise UsageError("--network and --shared-disk go with --hostfiles, without --emulate.")
+    if not NETWORK.fullmatch(network):
+        raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
+    axes: list[Axis] = [sweeps.hostfiles(files, options["emulate"], shared)] if files else []
+    axes += [sweeps.agents(options["ranks"])] if options["ranks"] else []
+    for axis in ("topology", "policy"):
+        values = _words(options["topologies" if axis == "topology" else "policies"])
+        axes += [sweeps.named(axis, f"share.{axis}", values)] if values else []
+    axes += [sweeps.varied(text) for text in options["vary"]]
+    if options["seeds"]:
+        axes.append(sweeps.seeds(options["seeds"], resolve(flags, job_file).seed))
+    return sweeps.grid(axes, flags, job_file, network)
+
+
+def execute(
+    kind: str,
+    folder: Path,
+    points: "list[Point]",
+    chosen: "list[Point]",
+    options: dict[str, Any],
+    collect: "Callable[[Path, Sequence[Point]], list[str]]",
+) -> None:
+    """List, report, write a script for, or run the chosen points of an experiment."""
+    from canal_mpi.cli import seconds_of
+    from canal_mpi.experiments import estimates, runner
+    from canal_mpi.experiments.points import check_points
+    from canal_mpi.results.files import write_whole
+
+    slots, only = options["slots"] or runner.cores(), options["point"]
+    if options["dry_run"]:
+        check_points(folder, points)
+        return click.echo("\n".join(estimates.dry_run(folder, chosen, slots)))
+    if options["slurm"] is not None:
+        text = runner.slurm_script(kind, folder, points)
+        write_whole(options["slurm"], text.encode())
+        return click.echo(f"{len(points)} points. To run them: sbatch {options['slurm']}")
+    if only is not None:
+        if not 0 <= only < len(points):
+            raise UsageError(f"--point {only}: the {kind} has points 0 to {len(points) - 1}.")
+        chosen = [points[only]]
+    work = runner.Runner(folder, chosen, slots)
+    progress = runner.Progress(work)
+    if options["report"]:
+        for run in work.runs:
+            run.describe()
+    else:
+        work.run(progress.changed, progress.refresh, seconds_of(options["max_time"]) or inf)
+    progress.close()
+    here = Path.cwd()
+    short = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    again = f"canal-mpi {kind} --resume {short}"
+    if not options["report"] and (work.stop_reason or work.having(runner.STOPPED)):
+        done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"
+        reason = work.stop_reason or "a point was stopped"
+        raise Stopped(f"stopped: {reason}; {done}, the others are saved. To go on: {again}")
+    if only is None or runner.all_finished(folder, points):
+        click.echo("\n".join(collect(folder, points)))
+    broken = work.having(runner.BROKEN)
+    if broken and not options["report"]:
+        raise RankFailed(
+            f"{len(broken)} of {len(chosen)} points broke; first {broken[0].point.name}: "
+            f"{broken[0].reason} The log is {broken[0].log}. To repeat them: {again}"
+        )

@@ -1,0 +1,199 @@
+"""Tasks: their names, their spaces, and batches of games that play them in this process."""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import isfinite, prod
+from typing import Protocol
+
+import gymnasium
+import numpy as np
+
+from canal_mpi.config import with_tasks
+from canal_mpi.envs.atari import PIXELS, AtariGame, atari_games
+from canal_mpi.envs.gym import GymGame
+from canal_mpi.errors import DamagedData, RankFailed, UsageError, suggestion
+from canal_mpi.interfaces import (
+    TERMINATED,
+    TRUNCATED,
+    Array,
+    Columns,
+    Env,
+    EnvMaker,
+    Spaces,
+    Step,
+)
+from canal_mpi.settings import Job, TaskConfig
+from canal_mpi.state import seed_sequence, strip_prefix, with_prefix
+
+
+def known() -> list[str]:
+    """Every Atari game, then every gymnasium id."""
+    own = [name for name in gymnasium.registry if not name.startswith("ALE/")]
+    return [*sorted(atari_games()), *sorted(own)]
+
+
+def canonical(name: str) -> str:
+    """The one name of a task: `RoadRunner` also for `ALE/RoadRunner-v5`; refuses unknown ones."""
+    game = name.removeprefix("ALE/").removesuffix("-v5")
+    if game in atari_games() and name in (game, f"ALE/{game}-v5"):
+        return game
+    if len(name.encode()) > 64:
+        raise UsageError(f"task name '{name[:20]}…' is over 64 bytes long.")
+    module, _, short = name.rpartition(":")
+    try:
+        if module:
+            importlib.import_module(module)
+        gymnasium.spec(short)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+        hint = suggestion(game, known()) or ";"
+        raise UsageError(
+            f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them."
+        ) from error
+    return name
+
+
+def named(job: Job) -> Job:
+    """The job with every task under its one name; refuses unknown tasks."""
+    return with_tasks(job, [canonical(task) for task in job.tasks])
+
+
+class Game(Protocol):
+    """One environment of one task."""
+
+    spaces: Spaces
+
+    def reset(self) -> Array: ...
+    def step(self, action: int) -> tuple[Array, float, int]: ...
+    def state_dict(self) -> Columns: ...
+    def load_state_dict(self, state: Columns) -> None: ...
+    def close(self) -> None: ...
+
+
+class LocalEnvs:
+    """A batch of games of one task in this process; it looks the same from outside as a server."""
+
+    def __init__(self, task: str, games: Sequence[Game], spaces: Spaces) -> None:
+        self.task, self.games, self.spaces = task, list(games), spaces
+        self.count = len(self.games)
+        self._actions: Array = np.zeros(self.count, dtype=np.int64)
+        self._step = empty_step(self.count, spaces)
+        self._obs_rows = self._step.obs.reshape(self.count, -1)
+        self._start_rows = self._step.start.reshape(self.count, -1)
+        self._playing = False
+
+    def reset(self) -> Array:
+        """Start an episode in every game."""
+        for k, game in enumerate(self.games):
+            _place(self._start_rows[k], game.reset())
+        self._playing = True
+        return self._step.start
+
+    def send(self, actions: Array) -> None:
+        """Hand over one action per game; they are played in `recv`."""
+        self._actions[:] = actions
+
+    def recv(self) -> Step:
+        """What the actions led to; games that ended start again."""
+        if not self._playing:
+            raise RankFailed(f"task '{self.task}' was stepped before its first reset.")
+        for k, game in enumerate(self.games):
+            action = int(self._actions[k])
+            if not 0 <= action < self.spaces.actions:
+                known = f"0 to {self.spaces.actions - 1}"
+                raise RankFailed(f"task '{self.task}' has the actions {known}, not {action}.")
+            obs, reward, flags = game.step(action)
+            if not isfinite(reward):
+                raise RankFailed(f"task '{self.task}' gave the reward {reward}; it must be finite.")
+            _place(self._obs_rows[k], obs)
+            self._step.reward[k], self._step.flags[k] = reward, flags
+            _place(self._start_rows[k], game.reset() if flags & (TERMINATED | TRUNCATED) else obs)
+        return self._step
+
+    def state_dict(self) -> Columns:
+        """The state of every game."""
+        states = (with_prefix(f"game-{k}", g.state_dict()) for k, g in enumerate(self.games))
+        return {name: column for state in states for name, column in state.items()}
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Go on where `state` was taken."""
+        for k, game in enumerate(self.games):
+            held = strip_prefix(f"game-{k}", state)
+            if not held:
+                raise DamagedData(f"saved environments lack game {k} of {self.count}")
+            game.load_state_dict(held)
+        self._playing = True
+
+    def close(self) -> None:
+        """Close every game."""
+        for game in self.games:
+            game.close()
+
+
+def empty_step(count: int, spaces: Spaces) -> Step:
+    """The arrays that a batch of so many games writes its steps into."""
+    obs, start = (np.zeros((count, *spaces.shape), dtype=spaces.dtype) for _ in range(2))
+    return Step(obs, np.zeros(count), np.zeros(count, dtype=np.uint8), start)
+
+
+def _place(into: Array, obs: Array) -> None:
+    """Copy one observation; a shorter vector leaves zeros behind it."""
+    into[: obs.size] = obs.reshape(-1)
+
+
+def make_game(task: str, config: TaskConfig, seed: np.random.SeedSequence) -> Game:
+    """One game of a task, seeded."""
+    kind = AtariGame if task in atari_games() else GymGame
+    try:
+        return kind(task, config, seed)
+    except (gymnasium.error.Error, ImportError) as error:
+        raise UsageError(f"task '{task}' can't be made: {error}") from error
+
+
+def common_spaces(tasks: Sequence[str], config: TaskConfig) -> Spaces:
+    """Spaces that fit every task of the job: vectors are filled up with zeros."""
+    found = {task: _spaces_of(task, config) for task in tasks}
+    first = found[tasks[0]]
+    for task, spaces in found.items():
+        vectors = len(spaces.shape) == len(first.shape) == 1
+        if spaces.dtype != first.dtype or (spaces.shape != first.shape and not vectors):
+            raise UsageError(
+                f"tasks of one job must look alike: '{tasks[0]}' observes {first.dtype} "
+                f"{first.shape}, '{task}' {spaces.dtype} {spaces.shape}."
+            )
+    shape = max((spaces.shape for spaces in found.values()), key=prod)
+    return Spaces(shape, first.dtype, max(spaces.actions for spaces in found.values()))
+
+
+def _spaces_of(task: str, config: TaskConfig) -> Spaces:
+    if task in atari_games():
+        return Spaces(PIXELS if config.obs == "pixels" else (128,), "|u1", 18)
+    game = make_game(task, config, np.random.SeedSequence(0))
+    game.close()
+    return game.spaces
+
+
+def local_env_maker(job: Job, spaces: Spaces) -> Callable[[str, str, int, int, int], Env]:
+    """Makes games `first` to `first + games` of a task, each seeded by its number too."""
+
+    def make(task: str, purpose: str, agent: int, first: int, games: int) -> Env:
+        config = job.task
+        if purpose != "train":
+            most = min(config.max_steps, job.evaluation.max_steps)
+            config = replace(config, max_steps=most)
+        names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in range(first, first + games)]
+        seeds = [seed_sequence(job.seed, agent, task, name) for name in names]
+        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces)
+
+    return make
+
+
+def envs_for(job: Job, purpose: str) -> int:
+    """How many games are played at once: several while training, one otherwise."""
+    return job.train.num_envs if purpose == "train" else 1
+
+
+def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
+    """Environments of this process, seeded by agent, task and purpose."""
+    make = local_env_maker(job, spaces)
+    return lambda task, purpose, agent: make(task, purpose, agent, 0, envs_for(job, purpose))

@@ -1,0 +1,231 @@
+"""Atari games on the emulator itself, seen as RAM or as stacked grey frames."""
+
+from functools import cache
+from typing import Any, ClassVar, cast
+
+import ale_py
+import ale_py.roms
+import numpy as np
+
+from canal_mpi.errors import UsageError
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Columns, Spaces
+from canal_mpi.settings import TaskConfig
+from canal_mpi.state import rng_state, set_rng_state
+
+TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
+PIXELS = (4, 84, 84)
+
+
+@cache
+def atari_games() -> dict[str, str]:
+    """Every Atari game that one player can play, with the id of its ROM."""
+    roms = [rom for rom in ale_py.roms.get_all_rom_ids() if rom not in TWO_PLAYERS]
+    names = {"".join(word.capitalize() for word in rom.split("_")): rom for rom in roms}
+    names["TicTacToe3D"] = names.pop("TicTacToe3d")
+    return names
+
+
+MOST_IDLE = 16  # emulators that are kept for the next game
+
+
+class Emulator:
+    """A loaded game. Loading takes a quarter of a second, so emulators are used again.
+
+    Set back to its first state a used one plays like a new one: without sticky actions of its own,
+    the emulator draws no random numbers.
+    """
+
+    idle: ClassVar[list["Emulator"]] = []
+
+    def __init__(self, task: str) -> None:
+        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+        self.task, self.ale = task, ale_py.ALEInterface()
+        self.ale.setInt("random_seed", 0)
+        self.ale.setFloat("repeat_action_probability", 0.0)  # see AtariGame._act
+        rom = ale_py.roms.get_rom_path(atari_games()[task])
+        if rom is None:
+            raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
+        self.ale.loadROM(rom)
+        self.ale.reset_game()
+        self.opening = self.ale.getScreenRGB()
+        self._start = self.ale.cloneState(include_rng=True)
+
+    @classmethod
+    def of(cls, task: str) -> "Emulator":
+        """One that is as new."""
+        found = next((one for one in cls.idle if one.task == task), None)
+        if found is None:
+            return cls(task)
+        cls.idle.remove(found)
+        found.restart()
+        return found
+
+    def restart(self) -> None:
+        """Be at the start of a game. The emulator's own reset plays a second of the game for it,
+        a hundred times as long; this leaves only the screen as it was until the next frame."""
+        self.ale.restoreState(self._start)
+
+    def give_back(self) -> None:
+        """Keep it for the next game; the longest idle one makes room."""
+        self.idle.append(self)
+        del self.idle[:-MOST_IDLE]
+
+
+class AtariGame:
+    """One game on the Arcade Learning Environment, seen as RAM or as stacked grey frames."""
+
+    def __init__(self, task: str, config: TaskConfig, seed: np.random.SeedSequence) -> None:
+        self.config = config
+        self.rng = np.random.Generator(np.random.PCG64(seed))
+        self.rng.integers(1 << 31)  # once the emulator's seed: streams stay as they were
+        self._emulator: Emulator | None = Emulator.of(task)
+        self.ale = self._emulator.ale
+        self.actions = [int(action.value) for action in self.ale.getLegalActionSet()]
+        pixels = config.obs == "pixels"
+        self.spaces = Spaces(PIXELS if pixels else (128,), "|u1", len(self.actions))
+        self._ram = np.zeros(128, dtype=np.uint8)
+        self._screen = Screen(self.ale) if pixels else None
+        self._steps = self._lives = self._last_action = 0
+        self._shown = False  # whether the screen shows this game already
+
+    def reset(self) -> Array:
+        """Start an episode, after a random number of no-ops."""
+        self._restart()
+        self._last_action = 0
+        for _ in range(int(self.rng.integers(self.config.noop_max + 1))):
+            self._act(0)
+            if self.ale.game_over():
+                self._restart()
+        self._steps, self._lives = 0, self.ale.lives()
+        if self._screen:
+            self._screen.clear()
+        return self._look()
+
+    def _restart(self) -> None:
+        assert self._emulator is not None
+        self._shown = bool(self._screen)
+        if self._screen:
+            self.ale.reset_game()
+        else:
+            self._emulator.restart()
+
+    def step(self, action: int) -> tuple[Array, float, int]:
+        """Repeat the action for `frame_skip` frames; the observation, the reward, the flags."""
+        config, reward = self.config, 0.0
+        if config.random_action and self.rng.random() < config.random_action:
+            action = int(self.rng.integers(len(self.actions)))
+        for frame in range(config.frame_skip):
+            reward += self._act(self.actions[action])
+            if self.ale.game_over():
+                break
+            if self._screen and frame == config.frame_skip - 2:
+                self._screen.note()
+        self._steps += 1
+        return self._look(), reward, self._flags()
+
+    def _act(self, action: int) -> float:
+        """One frame. Sticky actions are done here: the emulator's state leaves its own out."""
+        if (
+            not self.config.repeat_action_probability
+            or self.rng.random() >= self.config.repeat_action_probability
+        ):
+            self._last_action = action
+        self._shown = True
+        return float(self.ale.act(self._last_action))
+
+    def _flags(self) -> int:
+        lives, before = self.ale.lives(), self._lives
+        self._lives = lives
+        if self.ale.game_over():
+            return TERMINATED
+        flags = LIFE if lives < before else 0
+        return flags | TRUNCATED if self._steps >= self.config.max_steps else flags
+
+    def _look(self) -> Array:
+        if self._screen:
+            return self._screen.look()
+        self.ale.getRAM(self._ram)
+        return self._ram.copy()
+
+    def state_dict(self) -> Columns:
+        """The emulator and all around it, so that the episode can go on elsewhere."""
+        counters = [self._steps, self._lives, self._last_action]
+        emulator = self.ale.cloneState(include_rng=True).serialize()
+        held = {
+            "emulator": np.frombuffer(emulator, dtype=np.uint8),
+            "counters": np.array(counters, dtype="<i8"),
+            "rng": rng_state(self.rng),
+        }
+        return held | (self._screen.state_dict() if self._screen else {})
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Go on where `state` was taken."""
+        self._steps, self._lives, self._last_action = (int(c) for c in state["counters"])
+        set_rng_state(self.rng, state["rng"])
+        self.ale.restoreState(ale_py.ALEState(state["emulator"].tobytes()))
+        if self._screen:
+            self._screen.load_state_dict(state)
+
+    def picture(self) -> Array:
+        """The screen in colour, as people see it."""
+        assert self._emulator is not None
+        screen: Array = self.ale.getScreenRGB() if self._shown else self._emulator.opening
+        return screen
+
+    def close(self) -> None:
+        """Leave the emulator to the next game."""
+        if self._emulator:
+            self._emulator.give_back()
+            self._emulator = None
+
+
+class Screen:
+    """Grey frames of 84 x 84 by area averaging, the last four stacked, oldest first."""
+
+    def __init__(self, ale: Any) -> None:
+        self.ale = ale
+        height, width = ale.getScreenDims()
+        self._now = np.zeros((height, width), dtype=np.uint8)
+        self._before = np.zeros_like(self._now)
+        self._rows, self._columns = _averaging(height, 84), _averaging(width, 84).T.copy()
+        self.frames = np.zeros(PIXELS, dtype=np.uint8)
+        self._fresh = False
+
+    def clear(self) -> None:
+        """A new episode: the first frame fills the stack."""
+        self._fresh = True
+
+    def note(self) -> None:
+        """Keep the frame before the last one: sprites flicker, so two frames are merged."""
+        self.ale.getScreenGrayscale(self._before)
+
+    def look(self) -> Array:
+        """Take in the current screen and give the stack."""
+        self.ale.getScreenGrayscale(self._now)
+        merged = self._now if self._fresh else np.maximum(self._now, self._before)
+        small = self._rows @ merged.astype(np.float32) @ self._columns
+        self.frames[:-1] = self.frames[1:]
+        self.frames[-1] = np.rint(small)
+        if self._fresh:
+            self.frames[:] = self.frames[-1]
+        self._fresh = False
+        self._before[:] = self._now  # without frame skip the next look merges with this one
+        return self.frames.copy()
+
+    def state_dict(self) -> Columns:
+        """The stack and the frame that the next look may merge with."""
+        return {"frames": self.frames.copy(), "before": self._before.copy()}
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Go on where `state` was taken."""
+        self.frames[:], self._before[:] = state["frames"], state["before"]
+        self._fresh = False
+
+
+def _averaging(size: int, target: int) -> Array:
+    """The matrix that averages `size` pixels into `target` equal parts."""
+    edges = np.linspace(0, size, target + 1)
+    pixels = np.arange(size)
+    overlap = np.minimum(edges[1:, None], pixels + 1) - np.maximum(edges[:-1, None], pixels)
+    weights = np.clip(overlap, 0, None)
+    return cast(Array, (weights / weights.sum(axis=1, keepdims=True)).astype(np.float32))

@@ -1,0 +1,193 @@
+"""Environments that an env server plays, the same from outside as local ones."""
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from time import monotonic, sleep
+from typing import Protocol
+
+import numpy as np
+
+from canal_mpi.envs import empty_step, envs_for, wire
+from canal_mpi.errors import DamagedData, ProtocolError
+from canal_mpi.interfaces import Array, Columns, Env, Spaces, Step
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.settings import Job
+
+Idle = Callable[[int, str], None]
+CLOSE = 3e-3  # seconds around the usual time in which is polled without sleeping
+SLACK = 100e-6  # seconds by which a sleep may be too long
+EARLY = 0.7  # of the usual time is slept: who spins longer slows down the other half of its core
+LONGEST = 2e-3  # seconds between two polls otherwise
+
+
+class Channel(Protocol):
+    """A channel as an agent sees it: a request goes, its answer comes."""
+
+    name: str  # the server, for messages
+
+    def ask(self, request: bytes) -> None: ...
+    def answer(self, what: str) -> wire.Bytes: ...
+    def close(self) -> None: ...
+
+
+class PolledChannel:
+    """A channel whose waits sleep, have a deadline and name the server."""
+
+    def __init__(self, port: wire.Port, name: str, room: int, idle: Idle, timeout: float) -> None:
+        self.port, self.name, self._room = port, name, room
+        self._idle, self._timeout = idle, timeout
+        self._usual = 0.0  # seconds that a quick answer takes
+
+    def ask(self, request: bytes) -> None:
+        """Send a request."""
+        self.port.post(request, self._room)
+
+    def answer(self, what: str) -> wire.Bytes:
+        """Wait for the answer: asleep, but for a moment around the time when it usually comes."""
+        start, found, waited = monotonic(), self.port.poll(), 0.0
+        while found is None:
+            self._rest(waited)
+            if waited > 0.01:
+                self._idle(self.port.peer, what)
+            if waited > self._timeout:
+                raise ProtocolError(
+                    f"{self.name} has not answered for {waited:.0f} s (timeout "
+                    f"{self._timeout:.0f} s): {what}"
+                )
+            found, waited = self.port.poll(), monotonic() - start
+        self._usual += (0.02 if waited > self._usual else 1) * (min(waited, 0.1) - self._usual)
+        return found
+
+    def _rest(self, waited: float) -> None:
+        early = EARLY * self._usual
+        if waited < early - SLACK:
+            sleep(min(early - SLACK - waited, LONGEST))
+        elif waited < early + CLOSE:
+            os.sched_yield()
+        else:
+            sleep(min(waited / 10, LONGEST))
+
+    def close(self) -> None:
+        """Nothing more will come."""
+        self.port.close()
+
+
+class RemoteEnvs:
+    """A batch of games of one task, dealt over the channels of an agent."""
+
+    def __init__(
+        self,
+        channels: Sequence[Channel],
+        number: int,
+        order: tuple[str, str, int, int],
+        spaces: Spaces,
+    ) -> None:
+        task, purpose, agent, self.count = order
+        self.task, self.spaces, self._number = task, spaces, number
+        self.channels = list(channels[: self.count])
+        bounds = np.linspace(0, self.count, len(self.channels) + 1).astype(int).tolist()
+        self._parts = [slice(a, b) for a, b in pairwise(bounds)]
+        self._step = empty_step(self.count, spaces)
+        self._readers = [
+            wire.StepReader(
+                wire.Layout(spaces, p.stop - p.start), Step(*(a[p] for a in self._step))
+            )
+            for p in self._parts
+        ]
+        self._actions = np.zeros(self.count, dtype="<i4")
+        names = (task.encode(), purpose.encode(), agent)
+        orders = [wire.ORDER.pack(*names, p.start, p.stop - p.start) for p in self._parts]
+        self._call(wire.MAKE, orders)
+
+    def _ask(self, kind: int, bodies: Sequence[bytes] = ()) -> None:
+        for k, channel in enumerate(self.channels):
+            channel.ask(wire.message(kind, self._number, bodies[k] if bodies else b""))
+
+    def _answers(self, kind: int) -> list[memoryview]:
+        """One body per channel; every channel is heard before the first error is raised."""
+        what = f"{wire.NAMES[kind]} of {self.task}"
+        answers = [(channel, channel.answer(what)) for channel in self.channels]
+        bodies = []
+        for channel, data in answers:
+            head, body = wire.read_head(data), memoryview(data)[wire.HEAD.size :]
+            if head.kind != kind or head.env != self._number:
+                raise ProtocolError(f"{channel.name} answered something else than {what}")
+            if head.failed:
+                raise wire.unpack_failure(body, channel.name)
+            bodies.append(body)
+        return bodies
+
+    def _call(self, kind: int, bodies: Sequence[bytes] = ()) -> list[memoryview]:
+        self._ask(kind, bodies)
+        return self._answers(kind)
+
+    def reset(self) -> Array:
+        """Start an episode in every game."""
+        for reader, body in zip(self._readers, self._call(wire.RESET), strict=True):
+            reader.read_start(body)
+        return self._step.start
+
+    def send(self, actions: Array) -> None:
+        """Hand over one action per game; the server plays while the agent does something else."""
+        self._actions[:] = actions
+        self._ask(wire.STEP, [self._actions[part].tobytes() for part in self._parts])
+
+    def recv(self) -> Step:
+        """What the actions led to; games that ended start again."""
+        for reader, body in zip(self._readers, self._answers(wire.STEP), strict=True):
+            reader.read(body)
+        return self._step
+
+    def state_dict(self) -> Columns:
+        """The state of every game, under the names that local environments give it."""
+        held: Columns = {}
+        for part, body in zip(self._parts, self._call(wire.STATE), strict=True):
+            held |= renumbered(decode(body, wire.STATE_LIMIT), part.start)
+        return held
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Go on where `state` was taken, there or locally."""
+        parts = []
+        for part in self._parts:
+            mine = {n: c for n, c in state.items() if part.start <= _game(n) < part.stop}
+            parts.append(encode(renumbered(mine, -part.start)))
+        self._call(wire.RESTORE, parts)
+
+    def close(self) -> None:
+        """Close every game."""
+        self._call(wire.CLOSE)
+
+
+def _game(name: str) -> int:
+    number = name.partition("/")[0].removeprefix("game-")
+    if not number.isdecimal():
+        raise DamagedData(f"a saved environment has the column '{name}'")
+    return int(number)
+
+
+def renumbered(state: Columns, by: int) -> Columns:
+    """Columns of games with other numbers."""
+    return {f"game-{_game(n) + by}/{n.partition('/')[2]}": c for n, c in state.items()}
+
+
+class RemoteMaker:
+    """An EnvMaker whose environments are played by an env server."""
+
+    def __init__(self, channels: Sequence[Channel], job: Job, spaces: Spaces) -> None:
+        self.channels, self.job, self.spaces = channels, job, spaces
+        self._made = 0
+
+    def __call__(self, task: str, purpose: str, agent: int) -> Env:
+        """The environments of a task for one purpose."""
+        self._made = (self._made + 1) % (1 << 16)
+        order = (task, purpose, agent, envs_for(self.job, purpose))
+        return RemoteEnvs(self.channels, self._made, order, self.spaces)
+
+    def close(self) -> None:
+        """Say goodbye: whatever is still open there may be closed."""
+        for channel in self.channels:
+            channel.ask(wire.message(wire.BYE, 0))
+        for channel in self.channels:
+            channel.answer("goodbye")
+            channel.close()

@@ -1,0 +1,318 @@
+"""`canal-mpi evaluate` on every rank: pairs of agent and task are spread, scores come together."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canal_mpi import config
+from canal_mpi.agent.evaluate import episodes
+from canal_mpi.envs import common_spaces, env_maker
+from canal_mpi.errors import DamagedData, UsageError, suggestion
+from canal_mpi.games import human_normalised
+from canal_mpi.interfaces import (
+    TERMINATED,
+    TRUNCATED,
+    Array,
+    Beat,
+    Columns,
+    Env,
+    Learner,
+    Progress,
+    Spaces,
+    Step,
+)
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.rank.build import make_learner
+from canal_mpi.rank.shutdown import run_guarded
+from canal_mpi.rank.world import World
+from canal_mpi.results.files import file_name, image, write_arrays, write_dataset, write_whole
+from canal_mpi.results.reader import Run, checked_arrays, load
+from canal_mpi.results.status import digits
+from canal_mpi.results.store import ROWS_LIMIT
+from canal_mpi.settings import Job
+from canal_mpi.state import random_stream
+from canal_mpi.topology import Tag
+
+COLUMNS = {
+    "agent": ("<i4", "agent, counted from 0", ""),
+    "task": ("S64", "task", ""),
+    "episode": ("<i4", "episode, counted from 0", ""),
+    "return": ("<f8", "sum of the rewards as the game gives them", "game points"),
+    "length": ("<i8", "steps of the episode", "agent steps"),
+}
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What the user asked for on the command line."""
+
+    run: Path
+    agents: Sequence[int] = ()
+    tasks: Sequence[str] = ()
+    episodes: int = 20
+    max_steps: int | None = None
+    video: bool = False
+    save_steps: bool = False
+    out: Path | None = None
+    trust: bool = False
+
+
+Pair = tuple[int, str]  # agent, task
+
+
+def evaluate(request: EvaluationRequest) -> int:
+    """The whole program on one rank; returns its exit code."""
+    return run_guarded(lambda shutdown: _evaluate(shutdown.world, request))
+
+
+def _evaluate(world: World, request: EvaluationRequest) -> None:
+    """Agree on the pairs, play this rank's part of them, bring the scores together."""
+    world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
+    plan = world.from_root(lambda: _plan(request))
+    job = config.from_toml(plan["job"])
+    run, out = Path(plan["run"]), Path(plan["out"])
+    most = request.max_steps or job.evaluation.max_steps
+    wanted = replace(job.evaluation, episodes=request.episodes, max_steps=most)
+    job = replace(job, evaluation=wanted)
+    world.heartbeat.timeout = job.timeout
+    agents = sorted({int(agent) for agent, _ in plan["pairs"]})
+    here = world.gather_json([agent for agent in agents if checkpoint(run, agent).is_file()])
+    shares = world.from_root(lambda: spread(plan["pairs"], list(here.values())))
+    mine, beat = shares[world.rank], world.heartbeat.beat
+    rows = world.run_on_all(lambda: _play(request, job, run, out, mine, beat))
+    messages = world.gather(encode(rows), Tag.ROWS, ROWS_LIMIT)
+    if world.is_root:
+        _write(run, out, [decode(message, ROWS_LIMIT) for message in messages.values()])
+    world.finish()
+
+
+def _plan(request: EvaluationRequest) -> dict[str, Any]:
+    """What rank 0 works out from the files of the run."""
+    run = load(request.run)
+    job = job_of(run, request.trust)
+    for agent in request.agents:
+        check_agent(run, agent)
+    tasks = [task for task in request.tasks if task != "all"] or list(job.tasks)
+    for task in tasks:
+        if task not in job.tasks:
+            hint = suggestion(task, job.tasks) or f"; its tasks: {', '.join(job.tasks)}."
+            raise UsageError(f"{run.folder} has no task '{task}'{hint}")
+    out = request.out or run.folder / "evaluations"
+    return {
+        "job": config.to_toml(job),
+        "run": str(run.folder.absolute()),
+        "out": f"{out.absolute()}/{datetime.now():%Y%m%d-%H%M%S}",  # how its files begin
+        "pairs": [(agent, task) for agent in request.agents or run.agents for task in tasks],
+    }
+
+
+def _play(
+    request: EvaluationRequest, job: Job, run: Path, out: Path, pairs: Sequence[Pair], beat: Beat
+) -> Columns:
+    """This rank's pairs: a row for every episode."""
+    policy = cache(lambda agent: policy_from(checkpoint(run, agent), job, agent))
+    found = []
+    for agent, task in pairs:
+        spaces, learner = policy(agent).spaces, policy(agent).learner
+        learner.set_task(task)
+        rng = random_stream(job.seed, agent, task, "evaluate-again")
+        env = env_maker(job, spaces)(task, "evaluate-again", agent)
+        recording = Recording(env, request, Path(f"{out}-agent-{agent}-{file_name(task)}"))
+        notify = partial(beat, Progress("evaluating", 0, task))
+        seen = recording.add if recording.wanted else None
+        scores = episodes(env, learner.act, rng, job.evaluation, notify, seen)
+        found += [(agent, task.encode(), k, *score) for k, score in enumerate(scores)]
+        recording.close()
+        env.close()
+    return {
+        name: np.array([row[k] for row in found], dtype=dtype)
+        for k, (name, (dtype, *_)) in enumerate(COLUMNS.items())
+    }
+
+
+def _write(run: Path, out: Path, parts: list[Columns]) -> None:
+    """Rank 0: one file with every episode, and the table."""
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
+    order = np.lexsort((columns["episode"], columns["task"], columns["agent"]))
+    columns = {name: column[order] for name, column in columns.items()}
+
+    def fill(file: Any) -> None:
+        file.attrs["description"] = "Episodes that `canal-mpi evaluate` let agents play."
+        file.attrs["run"] = str(run)
+        for name, column in columns.items():
+            _, about, unit = COLUMNS[name]
+            marks: dict[str, Any] = {"description": about} | ({"unit": unit} if unit else {})
+            write_dataset(file.require_group("episodes"), name, column, **marks)
+
+    write_whole(Path(f"{out}.h5"), image(fill))
+    print("\n".join([*score_lines(columns), f"{out}.h5"]), flush=True)
+
+
+class Recording:
+    """What is kept of an evaluation besides its scores: a film, or every step."""
+
+    def __init__(self, env: Env, request: EvaluationRequest, path: Path) -> None:
+        self.path, self.wanted = path, request.video or request.save_steps
+        self._total, self._episode = 0.0, 0
+        self._steps: dict[str, list[Array]] | None = {} if request.save_steps else None
+        self._game = getattr(env, "games", [None])[0]
+        self._film: Film | None = None
+        if request.video:
+            if not hasattr(self._game, "picture"):
+                raise UsageError("--video films Atari games only; leave it out for other tasks.")
+            self._film = Film(path.with_suffix(".mp4"))
+
+    def add(self, actions: Array, step: Step) -> None:
+        """One step of the first environment."""
+        self._total += float(step.reward[0])
+        if self._film and not self._episode:
+            self._film.add(self._game.picture(), f"return {self._total:g}")
+        if self._steps is not None:
+            row = {"episode": np.int32(self._episode), "action": actions[0]}
+            row |= {"reward": step.reward[0], "flags": step.flags[0], "after": step.obs[0].copy()}
+            for name, value in row.items():
+                self._steps.setdefault(name, []).append(np.asarray(value))
+        if step.flags[0] & (TERMINATED | TRUNCATED):
+            self._total, self._episode = 0.0, self._episode + 1
+
+    def close(self) -> None:
+        """Write what was kept."""
+        if self._film:
+            self._film.close()
+        if self._steps:
+            columns = {name: np.stack(values) for name, values in self._steps.items()}
+            write_arrays(self.path.with_suffix(".h5"), columns, {"kind": "steps"})
+
+
+def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[Pair]]:
+    """Pairs for each rank, from the agents whose checkpoints each rank can read."""
+    shares: list[list[Pair]] = [[] for _ in having]
+    for pair in pairs:
+        able = [rank for rank, agents in enumerate(having) if pair[0] in agents]
+        if not able:
+            raise UsageError(
+                f"no rank finds a checkpoint of agent {pair[0]}: it has finished no task yet, or "
+                "its host is not part of this world."
+            )
+        min((shares[rank] for rank in able), key=len).append(pair)
+    return shares
+
+
+def score_lines(columns: Columns) -> list[str]:
+    """Mean return and HNS of every pair."""
+    lines = [f" agent  task            episodes {'return':>10} {'HNS':>8}"]
+    keys = sorted({(int(a), t) for a, t in zip(columns["agent"], columns["task"], strict=True)})
+    for agent, task in keys:
+        here = (columns["agent"] == agent) & (columns["task"] == task)
+        mean, name = float(columns["return"][here].mean()), task.decode()
+        hns = human_normalised(name, mean)
+        share = "" if np.isnan(hns) else f"{hns:>8.1%}"
+        numbers = f"{int(here.sum()):>8} {digits(mean, 1):>10} {share}"
+        lines.append(f" {agent:>4}   {name:<15.15} {numbers}".rstrip())
+    return lines
+
+
+@dataclass
+class Policy:
+    """Acts greedily for any task of the run."""
+
+    agent: int
+    job: Job
+    spaces: Spaces
+    learner: Learner
+
+    def act(self, task: str, observation: Array) -> int:
+        """The action for one observation of a task, given as the environment gives it."""
+        if task not in self.job.tasks:
+            known = ", ".join(self.job.tasks)
+            raise UsageError(f"the run has no task '{task}'; its tasks: {known}.")
+        flat = np.asarray(observation, dtype=self.spaces.dtype).reshape(-1)
+        full = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
+        full.reshape(-1)[: flat.size] = flat
+        self.learner.set_task(task)
+        return int(self.learner.act(full[None])[0])
+
+
+def check_agent(run: Run, agent: int) -> None:
+    """Refuse an agent that the run does not have."""
+    if agent not in run.agents:
+        known = ", ".join(map(str, run.agents))
+        raise UsageError(f"{run.folder} has no agent {agent}; its agents: {known}.")
+
+
+def checkpoint(folder: Path, agent: int) -> Path:
+    """The file of an agent's newest network."""
+    return folder / "checkpoints" / f"agent-{agent}" / "learner.h5"
+
+
+def job_of(run: Run, trust: bool) -> Job:
+    """The job of a run; modules that it names are not imported unless it is trusted."""
+    job = config.from_toml(str(run.attributes["job"]))
+    outside = [name for name in (*job.tasks, job.learn.algorithm, job.learn.network) if ":" in name]
+    if outside and not trust:
+        raise UsageError(
+            f"{run.folder} wants to import {', '.join(outside)}; "
+            "--trust (trust=True) allows that, for runs of your own."
+        )
+    return job
+
+
+def load_policy(run: Run, agent: int, trust: bool = False) -> Policy:
+    """An agent of a run, able to act."""
+    check_agent(run, agent)
+    job = job_of(run, trust)
+    path = checkpoint(run.folder, agent)
+    if not path.is_file():
+        raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
+    return policy_from(path, job, agent)
+
+
+def policy_from(path: Path, job: Job, agent: int) -> Policy:
+    """An agent as a file of its learner has it."""
+    spaces = common_spaces(job.tasks, job.task)
+    learner = make_learner(job, agent, spaces, job.tasks[0])
+    try:
+        learner.load_state_dict(checked_arrays(path))
+    except (KeyError, ValueError, RuntimeError, IndexError) as error:
+        raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
+    return Policy(agent, job, spaces, learner)
+
+
+FRAMES_PER_SECOND = 15
+ZOOM = 2
+
+
+class Film:
+    """An MP4 file that grows picture by picture."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import imageio
+            import imageio_ffmpeg  # noqa: F401  (imageio alone can't write MP4)
+            from PIL import Image, ImageDraw
+        except ImportError as error:
+            words = "--video needs a film library: pip install 'canal-mpi[video]'."
+            raise UsageError(words) from error
+        self._image, self._draw = Image, ImageDraw
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "codec": "libx264"}
+        self._writer: Any = imageio.get_writer(path, format="FFMPEG", **options)
+
+    def add(self, picture: Array, words: str) -> None:
+        """One more picture, enlarged, with words on top."""
+        height, width = picture.shape[:2]
+        image = self._image.fromarray(picture).resize((width * ZOOM, height * ZOOM), 0)
+        draw = self._draw.Draw(image)
+        draw.rectangle((0, 0, width * ZOOM, 15), fill=(0, 0, 0))
+        draw.text((4, 2), words, fill=(255, 255, 255))
+        self._writer.append_data(np.asarray(image))
+
+    def close(self) -> None:
+        """Finish the file."""
+        self._writer.close()

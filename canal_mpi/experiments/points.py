@@ -1,0 +1,240 @@
+"""The points of an experiment, and the folder that remembers them.
+
+A point is one run with its whole job. `experiment.json` lists the points and `jobs/` holds their
+jobs; whatever resumes an experiment, or starts one point on another node, checks what it reads.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from canal_mpi import config
+from canal_mpi.errors import CanalError, DamagedData, UsageError
+from canal_mpi.games import ORDERS
+from canal_mpi.launch.hostfile import MOST_RANKS, Host, parse_hosts
+from canal_mpi.results.files import NAME, file_name, write_whole
+from canal_mpi.results.reader import Run, load
+from canal_mpi.results.status import marks_of, status_of
+from canal_mpi.settings import Job, Layer
+
+INDEX = "experiment.json"
+KINDS = ("sweep", "study")
+ANEW = f"remove {INDEX} and give the whole command again, finished runs are kept"
+NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
+MAX_POINTS, MAX_INDEX_BYTES = 10_000, 1 << 26
+FINISHED = "finished"
+PLAIN_AXES = {"arm", "hosts", "topology", "policy"}  # whose values need no name before them
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of an experiment; on `hosts`, or on this machine where there are none."""
+
+    name: str
+    job: Job
+    ranks: int
+    settings: dict[str, str] = field(default_factory=dict)  # axis -> value
+    servers: int = 0  # how many of the ranks run environments
+    hosts: tuple[Host, ...] = ()
+    network: str = ""  # by which hosts reach each other
+
+    @property
+    def agents(self) -> int:
+        """How many of the ranks are agents."""
+        return self.ranks - self.servers
+
+    @property
+    def group(self) -> str:
+        """The name without the seed: what all seeds of a setting have in common."""
+        rest = {axis: value for axis, value in self.settings.items() if axis != "seed"}
+        return name_of(rest) or self.job.name
+
+
+def name_of(settings: dict[str, str]) -> str:
+    """A folder name made of settings, as in `nano4-xavier1_ring_lr-0.001_seed-2`."""
+    name = "_".join(
+        value if axis in PLAIN_AXES else f"{axis.rpartition('.')[2]}-{value}"
+        for axis, value in settings.items()
+    )
+    if not name or NAME.fullmatch(name):
+        return name
+    return f"{file_name(name)[:55]}-{sha256(name.encode()).hexdigest()[:8]}"
+
+
+def resolved(flags: Layer, job_file: str | None = None, environ: Any = None) -> Job:
+    """The job as a run of it would write it down."""
+    from canal_mpi import envs
+
+    job = envs.named(config.resolve(flags, job_file, environ))
+    if not job.share.lessons:
+        return job
+    lessons = str(Path(job.share.lessons).absolute())
+    return replace(job, share=replace(job.share, lessons=lessons))
+
+
+def check_names(points: Sequence[Point]) -> None:
+    """UsageError where two points have the same name."""
+    names = [point.name for point in points]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"two points are called '{twice}': name each value once.")
+
+
+# ── the folder ─────────────────────────────────────────────────────────────────────────────────
+
+
+def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
+    """Write down what the experiment is."""
+    check_points(folder, points)
+    for point in points:
+        write_whole(job_file(folder, point), config.to_toml(point.job, explain=True).encode())
+    entries = []
+    for p in points:
+        hosts = [f"{h.name} {h.ranks}{' env-server' * h.is_env_server}" for h in p.hosts]
+        entry = {"name": p.name, "ranks": p.ranks, "servers": p.servers, "settings": p.settings}
+        entries.append(entry | {"hosts": hosts, "network": p.network})
+    facts = {"kind": kind, "points": entries}
+    write_whole(folder / INDEX, json.dumps(facts, indent=1).encode())
+
+
+def check_points(folder: Path, points: Sequence[Point]) -> None:
+    """Refuse points that could not start, and a folder that has runs of other jobs."""
+    if len(points) > MAX_POINTS:
+        raise UsageError(f"{len(points)} points; at most {MAX_POINTS} are possible.")
+    for point in points:
+        if order := ORDERS.get(point.job.order):
+            order(point.job.tasks, 0, point.job.seed)
+        check_same_job(folder / point.name, point)
+
+
+def job_file(folder: Path, point: Point) -> Path:
+    """Where the job of a point is."""
+    return folder / "jobs" / f"{point.name}.toml"
+
+
+def has_index(folder: Path, kind: str) -> bool:
+    """Whether such an experiment was started here before; UsageError if it is of the other kind."""
+    if not (folder / INDEX).is_file():
+        return False
+    with _as_written(folder / INDEX):
+        found = _index(folder)["kind"]
+    if found != kind:
+        raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` resumes it.")
+    return True
+
+
+def load_points(folder: Path, kind: str) -> list[Point]:
+    """The points of an experiment that was started here before."""
+    if not has_index(folder, kind):
+        raise UsageError(f"{folder} holds no {kind}: there is no {INDEX} in it.")
+    with _as_written(folder / INDEX):
+        entries = _index(folder)["points"]
+        if not 1 <= len(entries) <= MAX_POINTS:
+            raise ValueError(f"{len(entries)} points")
+        if len({entry["name"] for entry in entries}) < len(entries):
+            raise ValueError("a point is there twice")
+        return [_read(folder, entry) for entry in entries]
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    facts: dict[str, Any] = json.loads((folder / INDEX).read_bytes()[:MAX_INDEX_BYTES])
+    if facts["kind"] not in KINDS:
+        raise ValueError("an unknown kind of experiment")
+    return facts
+
+
+@contextmanager
+def _as_written(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside means that the index is damaged."""
+    try:
+        yield
+    except CanalError:
+        raise
+    except Exception as error:  # anybody may have edited it
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}; {ANEW}.") from error
+
+
+def _read(folder: Path, entry: dict[str, Any]) -> Point:
+    name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
+    if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
+        raise ValueError(f"the point '{name[:80]}' with {ranks} ranks")
+    settings = {str(axis): str(value) for axis, value in entry["settings"].items()}
+    if not all(word.isprintable() for pair in settings.items() for word in pair):
+        raise ValueError(f"the settings of '{name}'")
+    lines = [str(line) for line in entry["hosts"]]
+    hosts = tuple(parse_hosts("\n".join(lines), INDEX)) if lines else tuple[Host, ...]()
+    network = str(entry.get("network", ""))
+    if not NETWORK.fullmatch(network):
+        raise ValueError(f"the network '{network[:80]}'")
+    return Point(name, _read_job(folder, name), ranks, settings, servers, hosts, network)
+
+
+def _read_job(folder: Path, name: str) -> Job:
+    """The job of a point; a published experiment has it beside its run.h5 only."""
+    path = folder / "jobs" / f"{name}.toml"
+    beside = folder / name / "job.toml"
+    path = beside if beside.is_file() and not path.is_file() else path
+    try:
+        return config.from_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DamagedData(f"{path} can't be read: {error.strerror or error}; {ANEW}.") from error
+    except (CanalError, UnicodeDecodeError) as error:
+        words = str(error).rstrip(".")
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.") from error
+
+
+# ── its runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def check_same_job(run: Path, point: Point) -> str:
+    """The status of a run; UsageError where it is one of another job than the point's."""
+    status, agents = marks_of(run)
+    try:
+        there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
+    except (OSError, CanalError, UnicodeDecodeError):
+        there = point.job  # nothing that could be resumed
+    words = what_differs(there, agents, point)
+    if words and status not in ("missing", "damaged"):
+        raise UsageError(
+            f"{run} is a run of another job ({words}); name another --out, or remove it."
+        )
+    return status
+
+
+def what_differs(there: Job, agents: int, point: Point) -> str:
+    """The first thing that makes a run one of another job than the point's; empty where nothing.
+
+    How lessons are used means nothing without sharing; 0 agents: their number is not known.
+    """
+    odd = config.differences(there, point.job)
+    if there.share.policy == point.job.share.policy == "none":
+        rehearsal = "reuse.temperature"  # old tasks are imitated with it, too
+        odd = {k: both for k, both in odd.items() if not k.startswith("reuse.") or k == rehearsal}
+    if agents and agents != point.agents:
+        odd = {"agents": (agents, point.agents)}
+    return next((f"{key}: {a!r} there, {b!r} here" for key, (a, b) in odd.items()), "")
+
+
+def finished_runs(folder: Path, points: Sequence[Point]) -> tuple[dict[str, Run], list[str]]:
+    """The finished runs by the names of their points, and why some don't count."""
+    runs: dict[str, Run] = {}
+    notes: list[str] = []
+    for point in points:
+        if status_of(folder / point.name) != FINISHED:
+            continue
+        run = load(folder / point.name)
+        try:
+            job = config.from_toml(str(run.attributes.get("job", "")))
+            words = what_differs(job, len(run.agents), point)
+        except CanalError as error:
+            words = f"it can't be read: {error}"
+        if words:
+            notes.append(f"{point.name} is left out: its run.h5 is of another job ({words}).")
+        else:
+            runs[point.name] = run
+    return runs, notes

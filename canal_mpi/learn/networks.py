@@ -1,0 +1,278 @@
+"""Networks as modules of torch: an MLP, a CNN or one's own, by autograd, on any device.
+
+A body turns observations into features, a head turns features into Q-values. A network of one's
+own is a class made as `Class(shape, widths, layer_norm)` with an attribute `features`, the number
+of features that its `forward` gives for flat observations.
+"""
+
+import copy
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from threading import Lock
+
+import torch
+from torch import Tensor, nn
+
+from canal_mpi.errors import UsageError, logger, lookup
+from canal_mpi.interfaces import Array, Spaces
+from canal_mpi.learn import NETWORKS, kernels
+from canal_mpi.learn.fast_mlp import ParamBlock, Vector, has_own_input, layers_of
+from canal_mpi.settings import LearnConfig
+
+SEEDING = Lock()  # torch has one random stream for all threads
+SMALLEST_FRAME = 36  # what the three convolutions can digest
+
+
+class Mlp(nn.Module):
+    """Fully connected layers, each followed by LayerNorm (if asked for) and ReLU."""
+
+    linears: list[nn.Linear]
+    norms: list[nn.LayerNorm]
+
+    def __init__(self, shape: tuple[int, ...], widths: Sequence[int], layer_norm: bool) -> None:
+        super().__init__()
+        sizes = [prod(shape), *widths]
+        self.linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        self.norms = [nn.LayerNorm(b) for b in sizes[1:] if layer_norm]
+        self.parts = nn.ModuleList([*self.linears, *self.norms])
+        self.features = sizes[-1]
+
+    def part(self, layers: slice) -> "Mlp":
+        """Some of the layers, as a network of their own."""
+        linears = self.linears[layers]
+        part = Mlp((linears[0].in_features,), (), False)
+        part.linears, part.norms = linears, self.norms[layers]
+        part.parts = nn.ModuleList([*part.linears, *part.norms])
+        part.features = linears[-1].out_features
+        return part
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features of flat observations [batch, numbers]."""
+        for k, linear in enumerate(self.linears):
+            obs = linear(obs)
+            obs = torch.relu(self.norms[k](obs) if self.norms else obs)
+        return obs
+
+
+class Cnn(nn.Module):
+    """Three convolutions over stacked frames, then the layers of an Mlp."""
+
+    def __init__(self, shape: tuple[int, ...], widths: Sequence[int], layer_norm: bool) -> None:
+        super().__init__()
+        if len(shape) != 3 or min(shape[1:]) < SMALLEST_FRAME:
+            raise ValueError(f"the network 'cnn' needs frames, not observations of shape {shape}")
+        self.shape = shape
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(shape[0], 32, 8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        with torch.no_grad():
+            seen = self.convolutions(torch.zeros(1, *shape)).shape[1]
+        self.dense = Mlp((seen,), widths, layer_norm)
+        self.features = self.dense.features
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features of flat observations [batch, frames * height * width]."""
+        features: Tensor = self.dense(self.convolutions(obs.view(-1, *self.shape)))
+        return features
+
+
+class Dueling(nn.Module):
+    """A head that adds the value of the state and the advantage of each action."""
+
+    def __init__(self, features: int, actions: int) -> None:
+        super().__init__()
+        self.value = nn.Linear(features, 1)
+        self.advantage = nn.Linear(features, actions)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Q-values."""
+        advantage: Tensor = self.advantage(features)
+        values: Tensor = self.value(features) + advantage - advantage.mean(dim=1, keepdim=True)
+        return values
+
+
+class TorchBackend:
+    """Makes blocks of modules, and networks of such blocks."""
+
+    def __init__(self, spaces: Spaces, config: LearnConfig, device: str = "cpu") -> None:
+        torch.set_num_threads(config.threads)
+        torch.set_flush_denormal(True)  # tiny numbers would slow Adam down tenfold
+        self.device, self.threads = device, torch.get_num_threads()
+        self.spaces, self.config = spaces, config
+
+    def block(self, part: str, seed: int) -> ParamBlock:
+        """A new block; an input layer is the first layer of what the trunk would be alone."""
+        with SEEDING:
+            torch.manual_seed(seed)
+            module = self._head() if part == "head" else self._body(part)
+        return TorchBlock(module.to(self.device))
+
+    def q_network(
+        self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
+    ) -> "TorchQNetwork":
+        """The network of these blocks, the last of which is the head, or of their targets."""
+        made = [block for block in blocks if isinstance(block, TorchBlock)]
+        *body, head = (block.target if target else block.module for block in made)
+        return TorchQNetwork(body, head, input_scale)
+
+    def _head(self) -> nn.Module:
+        kind = Dueling if self.config.dueling else nn.Linear
+        return kind(self._features, self.spaces.actions)
+
+    def _body(self, part: str) -> nn.Module:
+        whole = self._trunk()
+        if has_own_input(self.config):
+            assert isinstance(whole, Mlp)
+            return whole.part(layers_of(self.config, part))
+        return whole
+
+    def _trunk(self) -> nn.Module:
+        c = self.config
+        try:
+            make = lookup("network", c.network, NETWORKS)
+            trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
+        except ValueError as error:
+            raise UsageError(f"learn.network = {c.network}: {error}.") from error
+        self._features = int(trunk.features)  # type: ignore[arg-type]
+        return trunk
+
+
+class TorchBlock(ParamBlock):
+    """A module whose parameters are views of one vector; all vectors are tensors."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module, self.step = module, 0
+        self.target = copy.deepcopy(module).requires_grad_(False)
+        self.params, self.target_params = flatten(module), flatten(self.target)
+        self.grad = self.params.grad
+        self.exp_avg, self.exp_avg_sq = torch.zeros_like(self.params), torch.zeros_like(self.params)
+
+    def put(self, column: Vector) -> Vector:
+        """A column as a tensor on the device of the module."""
+        return torch.as_tensor(column, device=self.params.device)
+
+    def polyak_update(self, params: Array, tau: float) -> None:
+        """Move the parameters towards others; the target stays."""
+        self.params.lerp_(self.put(params), tau)
+
+    def adam_step(self, lr: float) -> None:
+        """One step of Adam along the gradient."""
+        self.step += 1
+        moved = (self.params, self.grad, self.exp_avg, self.exp_avg_sq)
+        if self.params.device.type == "cpu":
+            params, grad, exp_avg, exp_avg_sq = (tensor.detach().numpy() for tensor in moved)
+            kernels.move(params, grad, exp_avg, exp_avg_sq, self.step, lr)
+        elif len(self.params):  # a trunk may have no layers
+            fused_adam(self, lr)
+
+    def grad_norm(self) -> float:
+        """The length of the gradient."""
+        return float(self.grad.norm())
+
+    def add_squares(self, sums: Vector) -> None:
+        """Add the squared gradient to sums."""
+        sums.addcmul_(self.grad, self.grad)
+
+    def add_penalty(self, anchor: Vector, fisher: Vector, strength: float) -> None:
+        """Add strength · fisher · (params − anchor) to the gradient."""
+        self.grad.add_(fisher * (self.params - anchor), alpha=strength)
+
+
+class TorchQNetwork:
+    """Any modules in a row, by autograd; observations are multiplied by `input_scale` first."""
+
+    def __init__(
+        self, body: Sequence[nn.Module], head: nn.Module, input_scale: float = 1.0
+    ) -> None:
+        self.body, self.head, self.input_scale = nn.Sequential(*body), head, input_scale
+        self.device = next(head.parameters()).device
+        self._values = torch.zeros(0)
+
+    def _through(self, obs: Array) -> Tensor:
+        numbers = torch.from_numpy(obs).to(self.device, torch.float32)
+        found: Tensor = self.head(self.body(numbers * self.input_scale))
+        return found
+
+    def forward(self, obs: Array) -> Array:
+        """Q-values, remembered for `backward`."""
+        with torch.enable_grad():
+            self._values = self._through(obs)
+        found: Array = self._values.detach().cpu().numpy()
+        return found
+
+    def backward(self, grad: Array) -> None:
+        """Replace the gradients of the parameters."""
+        for part in (*self.body.parameters(), *self.head.parameters()):
+            assert part.grad is not None
+            part.grad.zero_()
+        self._values.backward(torch.from_numpy(grad).to(self.device))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def q_values(self, obs: Array) -> Array:
+        """Q-values alone."""
+        found: Array = self._through(obs).cpu().numpy()
+        return found
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """Move the parameters (and their gradients) into one vector, of which they become views."""
+    parts = list(module.parameters())
+    flat = torch.cat([torch.zeros(0), *(part.detach().reshape(-1).cpu() for part in parts)])
+    flat = flat.to(parts[0].device) if parts else flat
+    flat.grad = torch.zeros_like(flat)
+    start = 0
+    for part in parts:
+        end = start + part.numel()
+        part.data = flat[start:end].view_as(part)
+        part.grad = flat.grad[start:end].view_as(part)
+        start = end
+    return flat
+
+
+def fused_adam(block: TorchBlock, lr: float) -> None:
+    """The step of Adam on an accelerator, by torch's kernel."""
+    count = torch.tensor(float(block.step), device=block.params.device)
+    torch._fused_adam_(
+        [block.params],
+        [block.grad],
+        [block.exp_avg],
+        [block.exp_avg_sq],
+        [],
+        [count],
+        lr=lr,
+        beta1=kernels.BETA1,
+        beta2=kernels.BETA2,
+        weight_decay=0.0,
+        eps=kernels.ADAM_EPSILON,
+        amsgrad=False,
+        maximize=False,
+    )
+
+
+def cuda_trouble() -> str:
+    """Why CUDA can't be used on this host, or nothing where a small computation succeeds."""
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device" if torch.version.cuda else "torch was built without it"
+    try:
+        ones = torch.ones(8, 8, device="cuda")
+        total = float((ones @ ones).sum().cpu())
+    except RuntimeError as error:  # a driver that is too old, a device without room
+        return str(error).splitlines()[0]
+    return "" if total == 512.0 else f"it computes {total} instead of 512"
+
+
+def choose_device(name: str) -> str:
+    """The device of that name; `auto` is CUDA where it works, else the CPU, with a warning."""
+    trouble = cuda_trouble() if name in ("cuda", "auto") else ""
+    if trouble and name == "cuda":
+        raise UsageError(f"learn.device = cuda, but {trouble}; use cpu or auto.")
+    if trouble:
+        logger.warning("learn.device = auto: computing on the CPU, for %s.", trouble)
+    return "cpu" if trouble or name == "cpu" else "cuda"

@@ -1,0 +1,215 @@
+"""Sharing policies: which of the offered lessons an agent wants for a task. They never see MPI."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+
+import numpy as np
+
+from canal_mpi.errors import lookup
+from canal_mpi.games import human_normalised
+from canal_mpi.interfaces import LAST, Array, Columns, Offer
+
+
+@dataclass(frozen=True)
+class Need:
+    """What an agent knows about the task it is about to learn."""
+
+    task: str
+    round: int
+    nearest: int = 1  # how many lessons a policy by similarity takes
+    donors: int = 1  # how many lessons of the very same task are taken
+    measure: str = "weights"  # how embeddings are compared
+    embedding: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+
+
+def none(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    """Learn alone: nothing is offered and nothing is taken."""
+    return []
+
+
+def exact(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    """The best-scoring lessons of the very same task; ties go to the lowest agent."""
+    same = [offer for offer in offers if offer.task == need.task]
+    return sorted(same, key=best_first)[: need.donors]
+
+
+def previous(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    """Every lesson of the round before."""
+    return [offer for offer in offers if offer.round == need.round - 1]
+
+
+def everything(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    """Every lesson there is."""
+    return list(offers)
+
+
+def similar(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    """The lessons whose embeddings are nearest to the task's."""
+    comparable = [offer for offer in offers if len(offer.embedding) == len(need.embedding)]
+
+    def nearest_first(offer: Offer) -> tuple[float, tuple[float, int, int]]:
+        return (distance(need.measure, need.embedding, offer.embedding), best_first(offer))
+
+    return sorted(comparable, key=nearest_first)[: need.nearest]
+
+
+def best_first(offer: Offer) -> tuple[float, int, int]:
+    """Sorts offers by score; ties go to the lowest agent, those without a score come last."""
+    score = float("-inf") if isnan(offer.score) else offer.score
+    return (-score, offer.donor, offer.round)
+
+
+def better(task: str, own_score: float, offers: Sequence[Offer]) -> list[Offer]:
+    """The gate: only offers of donors that did better on theirs than the agent does on its own.
+
+    Scores of different games are compared human-normalised; where that is not possible the
+    offer passes.
+    """
+
+    def passes(offer: Offer) -> bool:
+        if offer.task == task:
+            return not offer.score <= own_score
+        theirs = human_normalised(offer.task, offer.score)
+        return not theirs <= human_normalised(task, own_score)
+
+    return [offer for offer in offers if passes(offer)]
+
+
+Policy = Callable[[Need, Sequence[Offer]], list[Offer]]
+POLICIES: Mapping[str, Policy] = {
+    "none": none,
+    "exact": exact,
+    "previous": previous,
+    "all": everything,
+    "simnet": similar,
+    "wasserstein": similar,
+}
+GATES = ("none", "better")
+
+
+DIRECTIONS, QUANTILES = 64, 16
+
+
+def weights_distance(a: Array, b: Array) -> float:
+    """Euclidean distance of two SimNets' weights; layers are vectors of one concatenation."""
+    return float(np.linalg.norm(a.astype(np.float64) - b.astype(np.float64)))
+
+
+def cosine_distance(a: Array, b: Array) -> float:
+    """1 minus the cosine of the angle between two embeddings."""
+    length = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(1 - np.dot(a, b) / length) if length else 1.0
+
+
+def sorted_distance(a: Array, b: Array) -> float:
+    """Wasserstein-1 distance of two equally many numbers, such as outputs on the same states."""
+    return float(np.abs(np.sort(a) - np.sort(b)).mean())
+
+
+DISTANCES: Mapping[str, Callable[[Array, Array], float]] = {
+    "weights": weights_distance,
+    "outputs": sorted_distance,
+    "cosine": cosine_distance,
+}
+
+
+def distance(name: str, a: Array, b: Array) -> float:
+    """A distance by its name."""
+    found: float = lookup("distance", name, DISTANCES)(a, b)
+    return found
+
+
+def play_embedding(rows: Columns, actions: int) -> Array:
+    """A sliced Wasserstein embedding of (state, action, reward) samples.
+
+    The samples are projected on fixed random directions; the quantiles of each projection, less
+    those of a fixed reference, are the embedding. Euclidean distance between two embeddings is the
+    sliced Wasserstein-2 distance of the samples.
+    """
+    moves = (rows["flags"] & LAST) == 0
+    state = rows["state"][moves].reshape(int(moves.sum()), -1).astype(np.float32)
+    scale = 255.0 if rows["state"].dtype == np.uint8 else 1.0
+    chosen = np.eye(actions, dtype=np.float32)[rows["action"][moves]]
+    reward = np.sign(rows["reward"][moves]).astype(np.float32)[:, None]
+    points = np.concatenate([state / scale, chosen / actions, reward], axis=1)
+    rng = np.random.Generator(np.random.PCG64(7))
+    directions = rng.normal(size=(points.shape[1], DIRECTIONS)).astype(np.float32)
+    directions /= np.linalg.norm(directions, axis=0)
+    levels = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    reference = 0.5 * directions.sum(axis=0)  # all weight on the middle of the unit cube
+    quantiles = np.quantile(points @ directions, levels, axis=0) - reference
+    embedding: Array = (quantiles / np.sqrt(quantiles.size)).astype("<f4").reshape(-1)
+    return embedding
+
+
+LENGTH = 50  # moves in a segment, at most
+
+Piece = tuple[int, int]  # first move and the row behind the last move
+
+
+def cut(flags: Array, length: int = LENGTH) -> list[Piece]:
+    """Segments of at most `length` moves; none crosses a LAST row."""
+    pieces, start = [], 0
+    for end in np.flatnonzero(flags & LAST).tolist():
+        pieces += [(a, min(a + length, end)) for a in range(start, end, length)]
+        start = end + 1
+    return pieces
+
+
+def join(rows: Columns, pieces: list[Piece]) -> Columns:
+    """The rows of the segments, in their order, each closed by a LAST row."""
+    if not pieces:
+        return {name: column[:0] for name, column in rows.items()}
+    places = np.concatenate([np.arange(a, b + 1) for a, b in pieces])
+    joined = {name: column[places] for name, column in rows.items()}
+    closing = np.cumsum([b - a + 1 for a, b in pieces]) - 1
+    joined["flags"][closing] = LAST
+    return joined
+
+
+def one_after_another(parts: list[Columns]) -> Columns:
+    """Rows of several lessons as one; each ends with a LAST row, so nothing crosses."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _within(order: Array, pieces: list[Piece], most: int) -> list[Piece]:
+    """The first pieces in that order that fit into `most` rows, oldest first again."""
+    sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
+    fitting = order[np.cumsum(sizes) <= most]
+    return [pieces[k] for k in sorted(fitting.tolist())]
+
+
+def uniform(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
+    """At random: all play is equally likely to be kept, as in a reservoir."""
+    return rng.permutation(len(pieces))
+
+
+def recent(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
+    """The newest first."""
+    return np.arange(len(pieces))[::-1]
+
+
+def td(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
+    """Where the temporal differences are largest first."""
+    means = np.array([worth[a:b].mean() for a, b in pieces])
+    return np.argsort(-means, kind="stable")
+
+
+Chooser = Callable[[list[Piece], Array, np.random.Generator], Array]
+CHOOSERS: Mapping[str, Chooser] = {
+    "uniform": uniform,
+    "reservoir": uniform,
+    "recent": recent,
+    "td": td,
+}
+
+
+def choose(
+    rows: Columns, most: int, how: Chooser, worth: Array, rng: np.random.Generator
+) -> Columns:
+    """At most `most` of the rows, in segments, chosen by `how`."""
+    if len(rows["flags"]) <= most:
+        return rows
+    pieces = cut(rows["flags"], min(LENGTH, most - 1)) if most > 1 else []
+    return join(rows, _within(how(pieces, worth, rng), pieces, most))

@@ -1,0 +1,285 @@
+"""Named typed arrays as bytes and back: the one format that crosses processes.
+
+Little-endian, versioned, with length and SHA-256; nothing is used or allocated before it is
+checked. Columns may be packed: byte k of all rows together, then zstd; rows of bytes by `planes`.
+"""
+
+import re
+import struct
+from hashlib import sha256
+from math import prod
+
+import numpy as np
+import zstandard
+
+from canal_mpi.errors import DamagedData
+from canal_mpi.interfaces import Array, Columns
+
+WIRE_VERSION = 2
+MAGIC = b"CANALCOL"
+HEADER = struct.Struct("<8sHHQ32s")  # magic, version, columns, body bytes, SHA-256 of the body
+DTYPE = re.compile(r"(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})")
+NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
+RAW, ZSTD, BYTE_DELTA = 0, 1, 2
+MOST_DIMENSIONS = 8
+CAUSE = "action"  # rows of bytes that come after it may be grouped by it
+
+
+def encode(columns: Columns, pack: bool = False) -> bytes:
+    """The columns as one self-describing message; pack them where the wire is slow."""
+    heads, datas = [], []
+    before: Columns = {}
+    for name, array in columns.items():
+        head, data = _encode_column(name, array, pack, before)
+        before[name] = array
+        heads.append(head)
+        datas.append(data)
+    body = b"".join(heads + datas)
+    return HEADER.pack(MAGIC, WIRE_VERSION, len(heads), len(body), sha256(body).digest()) + body
+
+
+def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
+    """The columns of a message whose arrays take at most `limit` bytes, or DamagedData."""
+    body, count = _checked_body(memoryview(data))
+    columns: Columns = {}
+    heads, start = _heads(body, count)
+    if sum(head.raw for head in heads) > limit:
+        total = sum(head.raw for head in heads)
+        raise DamagedData(f"message announces {total} bytes of arrays; the limit is {limit}")
+    for head in heads:
+        if head.name in columns:
+            raise DamagedData(f"column '{head.name}' occurs twice")
+        data = body[start : start + head.stored]
+        columns[head.name] = _decode_column(head, data, columns)
+        start += head.stored
+    if start != len(body):
+        raise DamagedData(f"message has {len(body) - start} bytes after its last column")
+    return columns
+
+
+def check(data: bytes) -> None:
+    """DamagedData where a message is not whole: header, length, checksum."""
+    _checked_body(memoryview(data))
+
+
+def _proper(name: str, dtype: str, dimensions: int) -> bool:
+    fits = NAME.fullmatch(name) and DTYPE.fullmatch(dtype)
+    return bool(fits) and dimensions <= MOST_DIMENSIONS
+
+
+class _Head:
+    """What a message says about one column."""
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], codec: int, stored: int):
+        self.name, self.dtype, self.shape = name, np.dtype(dtype), shape
+        self.codec, self.stored = codec, stored
+        self.raw = prod(shape) * self.dtype.itemsize
+
+
+def _cause(columns: Columns, rows: int) -> Array:
+    """The actions of so many rows, if they are among the columns so far; else a constant."""
+    found = columns.get(CAUSE)
+    fits = found is not None and found.dtype == np.uint8 and found.shape == (rows,)
+    return found if fits and found is not None else np.zeros(rows, dtype=np.uint8)
+
+
+def _encode_column(name: str, array: Array, pack: bool, before: Columns) -> tuple[bytes, bytes]:
+    array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
+    dtype = array.dtype.str
+    if not _proper(name, dtype, array.ndim):
+        raise ValueError(f"column '{name}' of type {dtype} has no wire form")
+    codec, data = RAW, array.tobytes()
+    if pack and array.dtype == np.uint8 and array.ndim > 1 and array.nbytes:
+        packed = pack_bytedelta(array.reshape(len(array), -1), _cause(before, len(array)))
+        codec, data = (BYTE_DELTA, packed) if len(packed) < array.nbytes else (RAW, data)
+    elif pack and array.ndim and array.nbytes:
+        by_place = array.reshape(-1).view(np.uint8).reshape(len(array), -1).T
+        packed = zstandard.ZstdCompressor(level=1).compress(by_place.tobytes())
+        codec, data = (ZSTD, packed) if len(packed) < array.nbytes else (RAW, data)
+    head = struct.pack("<B", len(name)) + name.encode() + struct.pack("<B", len(dtype))
+    head += dtype.encode() + struct.pack("<B", array.ndim)
+    head += struct.pack(f"<{array.ndim}Q", *array.shape) + struct.pack("<BQ", codec, len(data))
+    return head, data
+
+
+def _checked_body(view: memoryview) -> tuple[memoryview, int]:
+    if len(view) < HEADER.size:
+        raise DamagedData(f"message of {len(view)} bytes is shorter than its header")
+    magic, version, count, length, digest = HEADER.unpack(view[: HEADER.size])
+    if magic != MAGIC:
+        raise DamagedData("message does not begin with CANALCOL")
+    if version != WIRE_VERSION:
+        raise DamagedData(f"message has wire format {version}; this code reads {WIRE_VERSION}")
+    body = view[HEADER.size :]
+    if length != len(body):
+        raise DamagedData(f"message announces {length} bytes and has {len(body)}")
+    if sha256(body).digest() != digest:
+        raise DamagedData("message fails its checksum")
+    return body, count
+
+
+def _heads(body: memoryview, count: int) -> tuple[list[_Head], int]:
+    heads, at = [], 0
+    try:
+        for _ in range(count):
+            head, at = _head(body, at)
+            heads.append(head)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise DamagedData("message ends inside the description of its columns") from error
+    return heads, at
+
+
+def _head(body: memoryview, at: int) -> tuple[_Head, int]:
+    def take(form: str) -> tuple[int, ...]:
+        nonlocal at
+        values = struct.unpack_from(form, body, at)
+        at += struct.calcsize(form)
+        return values
+
+    def text() -> str:
+        nonlocal at
+        (length,) = take("<B")
+        at += length
+        return bytes(body[at - length : at]).decode("ascii")
+
+    name, dtype = text(), text()
+    (dimensions,) = take("<B")
+    if not _proper(name, dtype, dimensions):
+        raise DamagedData(f"column {name!r} of type {dtype!r} in {dimensions} dimensions")
+    shape = take(f"<{dimensions}Q")
+    if prod(max(side, 1) for side in shape) >= 1 << 48:
+        raise DamagedData(f"column '{name}' of the shape {shape}")
+    codec, stored = take("<BQ")
+    return _Head(name, dtype, shape, codec, stored), at
+
+
+def _decode_column(head: _Head, data: memoryview, before: Columns) -> Array:
+    if len(data) != head.stored:
+        raise DamagedData(f"column '{head.name}' ends after {len(data)} of {head.stored} bytes")
+    if head.codec == ZSTD and head.raw and head.shape:
+        return _unpack(head, data)
+    if head.codec == BYTE_DELTA and head.raw and len(head.shape) > 1 and head.dtype == np.uint8:
+        size = (head.shape[0], head.raw // head.shape[0])
+        return unpack_bytedelta(data, size, _cause(before, size[0])).reshape(head.shape)
+    if head.codec != RAW or head.stored != head.raw:
+        raise DamagedData(f"column '{head.name}' has {head.stored} bytes for {head.raw}")
+    return np.frombuffer(data, dtype=head.dtype).reshape(head.shape).copy()
+
+
+def _unpack(head: _Head, data: memoryview) -> Array:
+    try:
+        if zstandard.frame_content_size(data) != head.raw:
+            raise DamagedData(f"column '{head.name}' does not unpack to {head.raw} bytes")
+        plain = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=head.raw, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise DamagedData(f"column '{head.name}' can't be unpacked: {error}") from error
+    if len(plain) != head.raw:
+        raise DamagedData(f"column '{head.name}' does not unpack to {head.raw} bytes")
+    rows = np.frombuffer(plain, dtype=np.uint8).reshape(-1, head.shape[0]).T
+    return np.ascontiguousarray(rows).reshape(-1).view(head.dtype).reshape(head.shape)
+
+
+LEVEL = 5
+SAMPLE = 4096  # rows on which both orders of a plane are tried
+QUIET = 0.02  # planes that change less often than this are not tried
+SPARSE = 10  # one change in so many rows is written faster as runs
+BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
+
+
+def pack_bytedelta(rows: Array, cause: Array) -> bytes:
+    """Rows of bytes [rows, planes], packed; `cause` is a byte per row that acts a row later."""
+    values = _to_planes(rows)
+    changes = values.copy()
+    np.subtract(values[:, 1:], values[:, :-1], out=changes[:, 1:])
+    order = _grouped(cause)
+    grouped = _better_grouped(changes, cause)
+    masks, kept = [], []
+    for plane, by_cause in zip(changes, grouped, strict=True):
+        ordered = plane[order] if by_cause else plane
+        mask = ordered != 0
+        masks.append(np.packbits(mask))
+        kept.append(ordered[np.flatnonzero(mask)])  # faster than ordered[mask]
+    plain = b"".join(part.tobytes() for part in [np.packbits(grouped), *masks, *kept])
+    return zstandard.ZstdCompressor(level=LEVEL).compress(plain)
+
+
+def unpack_bytedelta(data: bytes | memoryview, size: tuple[int, int], cause: Array) -> Array:
+    """The rows [rows, planes] that `pack_bytedelta` packed, or DamagedData."""
+    number, planes = size
+    width, front = -(-number // 8), -(-planes // 8)
+    least = front + planes * width
+    plain = np.frombuffer(_plain(data, least, least + number * planes), dtype=np.uint8)
+    grouped = np.unpackbits(plain[:front], count=planes).astype(bool)
+    order = _grouped(cause)
+    masks, kept, at = plain[front:least].reshape(planes, width), plain[least:], 0
+    found = np.empty((planes, number), dtype=np.uint8)
+    for plane, bits, by_cause in zip(found, masks, grouped, strict=True):
+        places = np.flatnonzero(np.unpackbits(bits, count=number).view(bool))
+        if at + len(places) > len(kept):
+            raise DamagedData("rows change more often than changes are given")
+        changes, at = kept[at : at + len(places)], at + len(places)
+        if not by_cause and len(places) * SPARSE < number:
+            values = np.cumsum(np.append(np.uint8(0), changes), dtype=np.uint8)
+            plane[:] = np.repeat(values, np.diff(places, prepend=0, append=number))
+            continue
+        plane[:] = 0
+        plane[order[places] if by_cause else places] = changes
+        np.cumsum(plane, dtype=np.uint8, out=plane)
+    if at != len(kept):
+        raise DamagedData(f"rows come with {len(kept) - at} changes too many")
+    return _to_planes(found)
+
+
+def _plain(data: bytes | memoryview, least: int, most: int) -> bytes:
+    """What zstd packed, if it announces a size that can be."""
+    try:
+        size = zstandard.frame_content_size(data)
+        if not least <= size <= most:
+            raise DamagedData(f"rows would unpack to {size} bytes; {least} to {most} can be")
+        plain: bytes = zstandard.ZstdDecompressor().decompress(
+            data, max_output_size=size, allow_extra_data=False
+        )
+    except zstandard.ZstdError as error:
+        raise DamagedData(f"rows can't be unpacked: {error}") from error
+    if len(plain) != size:
+        raise DamagedData(f"rows unpack to {len(plain)} bytes, not to {size}")
+    return plain
+
+
+def _to_planes(rows: Array) -> Array:
+    """The transposed array, in memory too."""
+    planes = np.empty(rows.shape[::-1], dtype=np.uint8)
+    tall = len(rows) >= len(planes)
+    for start in range(0, max(rows.shape), BLOCK):
+        some = slice(start, start + BLOCK)
+        if tall:
+            planes[:, some] = rows[some].T
+        else:
+            planes[some] = rows[:, some].T
+    return planes
+
+
+def _grouped(cause: Array) -> Array:
+    """The order of rows in which those with the same cause in the row before stand together."""
+    before = np.concatenate([cause[:1], cause[:-1]])
+    return np.argsort(before, kind="stable")
+
+
+def _better_grouped(changes: Array, cause: Array) -> Array:
+    """Which planes pack better grouped, tried on rows from the middle."""
+    start = max((changes.shape[1] - SAMPLE) // 2, 0)
+    some = changes[:, start : start + SAMPLE]
+    order, busy = _grouped(cause[start : start + SAMPLE]), (some != 0).mean(axis=1) > QUIET
+    zstd = zstandard.ZstdCompressor(level=1)
+
+    def size(plane: Array) -> int:
+        mask = plane != 0
+        return len(zstd.compress(plane[mask].tobytes())) + len(
+            zstd.compress(np.packbits(mask).tobytes())
+        )
+
+    pairs = zip(some, busy, strict=True)
+    tried = [on and size(plane[order]) < 0.97 * size(plane) for plane, on in pairs]
+    return np.array(tried, dtype=bool)

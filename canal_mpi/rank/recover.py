@@ -1,0 +1,127 @@
+"""Going on without ranks that died (`--ft`, Open MPI's ULFM): a smaller world, the same numbers.
+
+Whoever notices a death revokes the communicators, so that everybody notices; the living shrink the
+world, and go back to their newest common checkpoints.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from time import time
+from typing import Any
+
+import numpy as np
+
+from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.interfaces import Key, Offer, Progress
+from canal_mpi.launcher import Launcher
+from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.rank.plan import Plan
+from canal_mpi.rank.shutdown import CommonError
+from canal_mpi.rank.world import World
+from canal_mpi.results.store import ROWS_LIMIT
+from canal_mpi.topology import Tag
+from canal_mpi.topology.exchange import Exchange, KnownOffer, columns_to_offers, offers_to_columns
+from canal_mpi.topology.graphs import Edges, edges, scales
+
+FT_SIGN = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
+Fault = dict[str, Any]  # a row of /faults, the rank's role, whether its death was reported
+
+
+def check_ft(launcher: Launcher | None) -> None:
+    """Refuse --ft where no death would be survived."""
+    if os.environ.get(FT_SIGN) in ("1", "true"):
+        return
+    if launcher is None:
+        raise UsageError("--ft is for several ranks: mpirun --with-ft ulfm -np 5 canal-mpi train")
+    if "Open MPI" in launcher.name:
+        raise UsageError("--ft needs Open MPI's fault tolerance: mpirun --with-ft ulfm …")
+    raise UsageError(
+        f"--ft needs Open MPI; this is {launcher.name}, where a dead rank ends the job. Leave it "
+        "out: --resume goes on from what was saved."
+    )
+
+
+def shrink(world: World, faults: Sequence[Fault], hint: str) -> list[Fault]:
+    """Go on with the living alone; all faults so far, with what was heard last of the dead."""
+    last = list(world.heartbeat.progress)
+    world.shrink()
+    known = {*world.alive, *(world.ranks.index(fault["rank"]) for fault in faults)}
+    new = [_fault(world, last[rank], rank) for rank in range(world.size) if rank not in known]
+    all_faults: list[Fault] = world.from_root(lambda: [*faults, *new])
+    if world.root >= world.agents:
+        raise CommonError(f"no agent is left.{hint}", RankFailed.code)
+    if world.agents < world.size and world.alive[-1] < world.agents:
+        raise CommonError(f"no env server is left.{hint}", RankFailed.code)
+    return all_faults
+
+
+def _fault(world: World, last: Progress, rank: int) -> Fault:
+    is_agent = rank < world.agents
+    return {
+        "role": f"agent {rank}" if is_agent else "env server",
+        "agent": rank if is_agent else -1,
+        "round": last.round,
+        "task": last.task,
+        "phase": last.phase,
+        "rank": world.ranks[rank],
+        "host": world.hosts[rank],
+        "time": time(),
+        "lost": "",
+        "reported": False,
+    }
+
+
+def remaining_edges(world: World, plan: Plan) -> list[tuple[int, int]]:
+    """Who hears whom among the living."""
+    living, before = world.living_agents, set(plan.edges)
+    hosts = [world.hosts[rank] for rank in living]
+    topology, seed = plan.job.share.topology, plan.job.seed
+    return sorted(edges_among(living, topology, before, seed, hosts)) if before else []
+
+
+def edges_among(
+    living: Sequence[int], topology: str, before: Edges, seed: int, hosts: Sequence[str]
+) -> Edges:
+    """The same topology with fewer agents; of a file, or a function, the edges that are left."""
+    if not scales(topology):
+        return {(a, b) for a, b in before if a in living and b in living}
+    return {(living[a], living[b]) for a, b in edges(topology, len(living), seed, hosts)}
+
+
+def note_lost(fault: Fault, finished: dict[int, str], held: set[Key]) -> None:
+    """Lessons of tasks that a dead agent had finished, and that nobody holds; where it was."""
+    if fault["agent"] >= 0:  # the last heartbeat may be older than its last rows
+        fault["round"] = max(fault["round"], 1 + max(finished, default=0))
+    lost = [(r, task) for r, task in finished.items() if (fault["agent"], r) not in held]
+    fault["lost"] = ", ".join(f"round {r} ({task})" for r, task in lost)[:200]
+
+
+def resync_offers(world: World, link: Exchange) -> set[Key]:
+    """Let everybody know every lesson that somebody still holds; which those are."""
+    offers, held = link.known()
+    messages = world.gather(
+        encode(offers_to_columns(offers)), Tag.CONTROL, ROWS_LIMIT, world.agents
+    )
+    holders = world.gather_json(held, world.agents)
+    known = [columns_to_offers(decode(data, ROWS_LIMIT)) for _, data in sorted(messages.items())]
+    found = merged(known, holders)
+    columns = offers_to_columns([offer for offer, _ in found])
+    columns["holder"] = np.array([holder for _, holder in found], dtype="<i4")
+    columns = decode(world.broadcast(encode(columns), world.agents), ROWS_LIMIT)
+    left = columns.pop("holder").tolist()
+    found = [KnownOffer(*pair) for pair in zip(columns_to_offers(columns), left, strict=True)]
+    link.recover(found)
+    return {offer.key for offer, _ in found}
+
+
+def merged(
+    known: Iterable[Sequence[Offer]], held: Mapping[int, Sequence[Sequence[int]]]
+) -> list[KnownOffer]:
+    """Every lesson that somebody holds, with its holder: the donor if possible."""
+    offers = {offer.key: offer for theirs in known for offer in theirs}
+    found = []
+    for key, offer in sorted(offers.items()):
+        holders = [agent for agent, keys in held.items() if list(key) in map(list, keys)]
+        if holders:
+            found.append(KnownOffer(offer, key[0] if key[0] in holders else min(holders)))
+    return found

@@ -1,0 +1,319 @@
+"""Runs seen from outside, by their small files alone: which there are and how far they are.
+
+Nothing in these files is trusted: they may be torn, or not ours. numpy and h5py are not loaded.
+"""
+
+import json
+import os
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite, isnan, nan
+from pathlib import Path
+from time import sleep, time
+from typing import Any
+
+from canal_mpi.errors import CanalError, UsageError, import_extra
+from canal_mpi.results.files import write_whole
+
+SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
+SMALL = 1 << 22  # bytes that status.json and the like may have
+EVENTS = 1 << 26
+HEADER = " agent{host}  round  task         source    steps        steps/s   return    loss waits"
+BARS = "▁▂▃▄▅▆▇█"
+WHOLE_GAME = 3000  # evaluation steps that human scores may be compared with
+REFRESH = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What the small files of a run say."""
+
+    folder: Path
+    status: str  # running, finished, stopped, degraded, died, or unknown
+    facts: dict[str, Any] = field(default_factory=dict)  # status.json
+    settings: dict[str, Any] = field(default_factory=dict)  # job.toml
+    age: float = nan  # seconds since the run was last heard of
+
+    @property
+    def alive(self) -> bool:
+        """Whether the run is still going on."""
+        return self.status == "running"
+
+    @property
+    def agents(self) -> list[dict[str, Any]]:
+        """What each agent was doing last."""
+        return _agents(self.facts)
+
+    @property
+    def round(self) -> int:
+        """The round of the slowest agent."""
+        living = (agent for agent in self.agents if agent.get("phase") != "died")
+        return min((whole(agent.get("round")) for agent in living), default=0)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether the run stopped early and left checkpoints to resume from."""
+        done = self.status in ("finished", "running", "degraded")
+        return not done and any((self.folder / "checkpoints").glob("agent-*/*"))
+
+
+def _agents(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = facts.get("agents")
+    return [a for a in found if isinstance(a, dict)] if isinstance(found, list) else []
+
+
+def run_status(folder: Path) -> RunStatus:
+    """How a run is, from its small files."""
+    facts = _parsed(folder / "status.json", json.loads)
+    settings = _parsed(folder / "job.toml", tomllib.loads)
+    heard = number(facts.get("time"))
+    if not isfinite(heard) and (folder / "run.h5").exists():
+        heard = (folder / "run.h5").stat().st_mtime
+    status = str(facts.get("status", "unknown"))[:32]
+    age = max(time() - heard, 0.0)
+    if status == "running" and not locked(folder) and not age < SIGN_OF_LIFE:
+        status = "died"
+    return RunStatus(folder, status, facts, settings, age)
+
+
+def status_of(folder: Path) -> str:
+    """`finished`, `running`, `stopped` and so on; `missing` or `damaged` where run.h5 is."""
+    return marks_of(folder)[0]
+
+
+def marks_of(folder: Path) -> tuple[str, int]:
+    """What run.h5 says: the status of the run, and how many agents it has (0 if unknown)."""
+    from canal_mpi.results.files import check_image, parse_attributes, read_bytes
+
+    path = folder / "run.h5"
+    if not path.is_file():
+        return "missing", 0
+    try:
+        data = read_bytes(path)
+        check_image(data, str(path))
+        facts = parse_attributes(data, str(path))
+        return str(facts["status"]), int(facts.get("agents", 0))
+    except (CanalError, LookupError, ValueError, TypeError):
+        return "damaged", 0
+
+
+def _parsed(path: Path, parse: Any) -> dict[str, Any]:
+    """A small regular file that holds a table; nothing for any other."""
+    try:
+        if not path.is_file():  # a pipe in its place would never end
+            return {}
+        with path.open("rb") as file:
+            found = parse(file.read(SMALL).decode(errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder looks like a run."""
+    return (folder / "run.h5").is_file() or (folder / "status.json").is_file()
+
+
+def checked_run(path: Path) -> Path:
+    """The folder of a run that a user named."""
+    folder = path.parent if path.is_file() else path
+    if not is_run(folder):
+        what = "holds no run" if folder.is_dir() else "does not exist"
+        raise UsageError(f"{path} {what}; `canal-mpi ls DIR` lists runs.")
+    return folder
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The runs in a folder, or the folder itself if it is one; newest first."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder; name one that holds runs.")
+    found = [folder] if is_run(folder) else [f for f in folder.iterdir() if is_run(f)]
+    return sorted(found, key=lambda run: run.stat().st_mtime, reverse=True)
+
+
+def locked(folder: Path) -> bool:
+    """Whether a process of this host holds the run's lock; asks without taking it."""
+    try:
+        about = (folder / ".lock").stat()
+        table = Path("/proc/locks").read_text()
+    except OSError:
+        return False
+    device, inode = about.st_dev, about.st_ino
+    mark = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    return any(mark in line.split() for line in table.splitlines())
+
+
+def events(folder: Path) -> Iterator[dict[str, Any]]:
+    """The lines of events.jsonl that can be read."""
+    path = folder / "events.jsonl"
+    if not path.is_file() or path.stat().st_size > EVENTS:
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError):
+                continue  # a line that was torn by a crash
+            if isinstance(found, dict):
+                yield found
+
+
+# ── values of such files, for people ───────────────────────────────────────────────────────────
+
+
+def number(value: Any) -> float:
+    """A number of a JSON file; NaN for anything else."""
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if good and abs(value) < 1e300 else nan
+
+
+def whole(value: Any) -> int:
+    """A whole number of a JSON file; 0 for anything else."""
+    found = number(value)
+    return int(found) if isfinite(found) else 0
+
+
+def clean(value: Any) -> str:
+    """A text of a file, without anything that a terminal would obey."""
+    return "".join(c for c in str(value)[:200] if c.isprintable()) if value is not None else ""
+
+
+def digits(value: float, places: int) -> str:
+    """A number with so many places, or a dash."""
+    return "–" if isnan(value) else f"{value:.{places}f}"
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24} days"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def remaining(seconds: float) -> str:
+    """How long it will still take, in words."""
+    return f"about {duration(seconds)} left" if isfinite(seconds) else "time left: not known yet"
+
+
+def spark(values: Any) -> str:
+    """A few numbers as bars."""
+    known = [number(v) for v in values] if isinstance(values, list) else []
+    known = [value for value in known[-6:] if isfinite(value)]
+    if len(known) < 2:
+        return ""
+    low, size = min(known), (max(known) - min(known)) or 1.0
+    return "".join(BARS[round((value - low) / size * (len(BARS) - 1))] for value in known)
+
+
+# ── tables ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
+    """The table of a run: one line per agent, then what else is worth knowing."""
+    agents = _agents(facts)
+    several = len({str(agent.get("host")) for agent in agents}) > 1
+    lines = [HEADER.format(host="  host     " if several else "")]
+    lines += [_row(agent, whole(facts.get("rounds")), several) for agent in agents]
+    note, saved = clean(facts.get("note", "")), number(facts.get("saved"))
+    lines += [f" {note}"] if note else []
+    ago = f"checkpoint {duration(max(now - saved, 0))} ago · " if isfinite(saved) else ""
+    return [*lines, f" {ago}{remaining(number(facts.get('left')))}"]
+
+
+def _row(agent: Mapping[str, Any], rounds: int, several: bool) -> str:
+    host = f" {clean(agent.get('host')):<10.10}" if several else ""
+    donor, peer = (whole(agent.get(name, -1)) for name in ("source", "waits_for"))
+    what = clean(agent.get("phase"))
+    if what == "training":
+        what = f"{whole(agent.get('step'))}/{whole(agent.get('steps'))}"
+    elif peer >= 0:
+        what = f"waits for {peer}"
+    source = f"agent {donor}" if donor >= 0 else "plays"
+    rate, share = number(agent.get("steps_per_second")), number(agent.get("wait_share"))
+    return (
+        f" {whole(agent.get('agent')):>4} {host}  {whole(agent.get('round')):>2}/{rounds:<3} "
+        f"{clean(agent.get('task')):<12.12} {source:<9} {what:<12.12} "
+        f"{0 if isnan(rate) else rate:>7.0f} {digits(number(agent.get('mean_return')), 1):>8} "
+        f"{digits(number(agent.get('loss')), 4):>7} {'–' if isnan(share) else f'{share:.0%}':>5} "
+        f"{spark(agent.get('returns'))}"
+    ).rstrip()
+
+
+def run_lines(runs: Sequence[RunStatus]) -> list[str]:
+    """A heading and one line per run."""
+    width = max([3, *(len(clean(run.folder.name)) for run in runs)])
+    head = f"{'run':<{width}}  {'status':<10} {'agents':>6}  {'round':<7} "
+    lines = [f"{head}{'task':<14} {'mean HNS':>8}  {'heard of':<16} resumable"]
+    for run in runs:
+        first = run.agents[0] if run.agents else {}
+        evaluation = run.settings.get("evaluation")
+        cap = number(evaluation.get("max_steps")) if isinstance(evaluation, dict) else nan
+        hns = number(run.facts.get("mean_hns")) if cap >= WHOLE_GAME else nan
+        rounds = f"{run.round}/{whole(run.facts.get('rounds'))}"
+        heard = f"{duration(run.age)} ago" if isfinite(run.age) else "–"
+        lines.append(
+            f"{clean(run.folder.name):<{width}}  {clean(run.status):<10} {len(run.agents):>6}  "
+            f"{rounds:<7} {clean(first.get('task')):<14.14} "
+            f"{'–' if isnan(hns) else f'{hns:.1%}':>8}  {heard:<16} "
+            f"{'yes' if run.resumable else 'no'}"
+        )
+    return lines
+
+
+def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> None:
+    """Show a run until it ends; also as metrics for Prometheus, where a file is named."""
+    folder, drawn = checked_run(path), 0
+    terminal = sys.stdout.isatty()
+    while True:
+        seen = run_status(folder)
+        if prometheus is not None:
+            write_whole(prometheus, metrics(seen))
+        last = once or not seen.alive
+        if terminal or last:
+            lines = [*progress_lines(seen.facts, time()), _state(seen)]
+            print(f"\x1b[{drawn}A\x1b[J" if drawn else "", end="")
+            print("\n".join(lines), flush=True)
+            drawn = len(lines)
+        if last:
+            return
+        sleep(REFRESH)
+
+
+def _state(run: RunStatus) -> str:
+    since = f"{duration(run.age)} ago" if isfinite(run.age) else "at an unknown time"
+    if run.status == "died":
+        words = f"died: no sign of life since {since}, in round {run.round}; finished rounds are in"
+        return f" {run.folder.name} {words} {run.folder / 'run.h5'}"
+    return f" {run.folder.name}: {clean(run.status)}, heard of {since}"
+
+
+GAUGES = {
+    "round": ("canal_mpi_round", "Round that the agent is in."),
+    "total_steps": ("canal_mpi_steps", "Iterations of the training loop so far."),
+    "steps_per_second": ("canal_mpi_steps_per_second", "Iterations of the loop per second."),
+    "mean_return": ("canal_mpi_return", "Mean return of the last episodes."),
+    "loss": ("canal_mpi_loss", "Loss of the newest update."),
+    "wait_share": ("canal_mpi_wait_share", "Part of the time spent waiting for others."),
+}
+
+
+def metrics(run: RunStatus) -> bytes:
+    """The numbers of status.json as gauges in Prometheus's text format."""
+    client, name = import_extra("prometheus_client", "prometheus"), run.folder.resolve().name
+    registry = client.CollectorRegistry()
+    up = client.Gauge(
+        "canal_mpi_up", "Whether the run is alive.", ["run", "status"], registry=registry
+    )
+    up.labels(name, run.status).set(run.alive)
+    for key, (metric, about) in GAUGES.items():
+        gauge = client.Gauge(metric, about, ["run", "agent"], registry=registry)
+        for agent in run.agents:
+            if isfinite(value := number(agent.get(key))):
+                gauge.labels(name, str(agent.get("agent"))[:200]).set(value)
+    return bytes(client.generate_latest(registry))

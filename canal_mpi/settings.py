@@ -1,0 +1,356 @@
+"""The job: one frozen tree of settings, each with its meaning and its range."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from canal_mpi.games import ORDERS, TEN_GAMES
+from canal_mpi.learn import ALGORITHMS, HEADS, LOSSES, NETWORKS, REUSE_MODES, REWARDS
+from canal_mpi.membuf.selection import CHOOSERS, GATES, POLICIES
+from canal_mpi.topology import graphs
+
+CLOCKS = ("rounds", "free")
+PACKS = ("auto", "always", "never")
+SYNC_MODES = ("none", "weights", "gradients")
+
+
+def setting(
+    default: Any,
+    about: str,
+    low: float | None = None,
+    high: float | None = None,
+    names: Collection[str] = (),
+    outside: bool = False,
+) -> Any:
+    """A field with its meaning and its range or names; `outside` also allows module:name."""
+    limits = {"low": low, "high": high, "names": tuple(names), "outside": outside}
+    return field(default=default, metadata={"about": about, **limits})
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """How a task is played."""
+
+    obs: str = setting("ram", "what an agent sees of an Atari game", names=("ram", "pixels"))
+    variant: str = setting(
+        "fs4", "fs4: no-op starts, actions repeated 4 times; orig: neither", names=("fs4", "orig")
+    )
+    frame_skip: int = setting(4, "frames that an action is repeated", 1, 60)
+    noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
+    repeat_action_probability: float = setting(
+        0.0, "probability that the emulator repeats the last action", 0, 1
+    )
+    random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
+    max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long an agent trains."""
+
+    steps: int = setting(20000, "agent steps on each task (not emulator frames)", 1, 10**12)
+    rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
+    num_envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
+    speed: float = setting(
+        1.0, "part of full speed that a rank is held to: a slower device", 0.05, 1
+    )
+    log_interval: int = setting(500, "iterations between two rows of /train", 1)
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """The membuf of the current task."""
+
+    buffer_size: int = setting(100_000, "rows of play that are kept", 2, 100_000_000)
+
+
+@dataclass(frozen=True)
+class LearnConfig:
+    """The learner."""
+
+    algorithm: str = setting(
+        "dqn", "how it learns, or module:Class", names=ALGORITHMS, outside=True
+    )
+    network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
+    widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
+    lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
+    lr_decay_fraction: float = setting(
+        0.5, "last part of training in which the learning rate falls to 0; 0: constant", 0, 1
+    )
+    gamma: float = setting(0.99, "discount of the next step", 0, 1)
+    batch_size: int = setting(128, "rows in a batch", 1, 1_000_000)
+    updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
+    learning_starts: int = setting(200, "rows of play before the first update", 1)
+    layer_norm: bool = setting(True, "LayerNorm before every ReLU")
+    dueling: bool = setting(False, "value and advantage apart (dueling network)")
+    heads: str = setting(
+        "per_task",
+        "one head shared by all tasks, one per task, or a separate network per task",
+        names=HEADS,
+    )
+    per_task_input: bool = setting(
+        True, "with heads per task: an input layer per task too, on a shared trunk (mlp)"
+    )
+    double: bool = setting(True, "choose the next action by the online network (double DQN)")
+    target_update_interval: int = setting(
+        500, "updates between copies to the target; 0: no target", 0
+    )
+    loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
+    n_step: int = setting(3, "rewards that are summed before bootstrapping", 1, 100)
+    reward: str = setting(
+        "clip", "learn from the sign, from the reward itself, or from it scaled", names=REWARDS
+    )
+    max_grad_norm: float = setting(0.0, "largest norm of a gradient; 0: unlimited", 0)
+    terminal_on_life_loss: bool = setting(True, "a lost life stops bootstrapping")
+    scale_input: bool = setting(True, "divide byte observations by 255")
+    device: str = setting(
+        "cpu", "where it computes; auto: cuda where it works", names=("cpu", "cuda", "auto")
+    )
+    threads: int = setting(1, "compute threads of a rank", 1, 1024)
+
+
+@dataclass(frozen=True)
+class RehearsalConfig:
+    """How old tasks are remembered."""
+
+    rows: int = setting(20_000, "rows of old tasks that are kept, all together", 0, 100_000_000)
+    ratio: float = setting(
+        0.25, "probability that an update is followed by one on an old task", 0, 0.99
+    )
+    distill_coef: float = setting(
+        1.0, "weight of playing old tasks as before; 0: learn from old rows as from new ones", 0
+    )
+    ewc_lambda: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
+    ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
+    ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)
+
+
+@dataclass(frozen=True)
+class ReuseConfig:
+    """How a task is learnt from a lesson."""
+
+    mode: str = setting(
+        "distill",
+        "replay it, mix it with own play, imitate its donor, or adopt its donor's weights first",
+        names=REUSE_MODES,
+    )
+    steps: float = setting(
+        0.1, "most own steps on a task with a lesson, as a fraction of train.steps", 0, 1
+    )
+    pretrain_updates: float = setting(
+        0.15,
+        "updates on the lesson before the first own step, as a fraction of train.steps",
+        0,
+        100,
+    )
+    updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
+    lesson_fraction: float = setting(
+        0.5, "fraction of a batch drawn from lessons while playing", 0, 1
+    )
+    temperature: float = setting(
+        0.1, "temperature of imitated policies, of donors and of old tasks", 1e-6
+    )
+    imitation_coef: float = setting(1.0, "weight of the imitation loss", 0)
+    min_imitation_coef: float = setting(
+        0.5, "fraction of that weight that remains when the student is as good as the donor", 0, 1
+    )
+    stop_early: bool = setting(
+        True, "stop when the score is not below the donor's by more than its standard error"
+    )
+    check_interval: int = setting(1000, "own steps between two evaluations of the student", 1)
+    reject_if_worse: bool = setting(True, "drop a lesson after which the agent is worse, and play")
+    network: bool = setting(True, "send the donor's network with a lesson")
+
+
+@dataclass(frozen=True)
+class ExploreConfig:
+    """Random actions: end + (start - end) * exp(-step / decay), for each task anew."""
+
+    eps_start: float = setting(1.0, "probability of a random action at first", 0, 1)
+    eps_end: float = setting(0.01, "probability of a random action in the long run", 0, 1)
+    eps_decay: float = setting(4000.0, "agent steps in which the difference falls to 37 %", 1)
+
+
+@dataclass(frozen=True)
+class ShareConfig:
+    """Which lessons agents offer, to whom, and which they take."""
+
+    policy: str = setting(
+        "exact", "which lessons are taken, or module:name", names=POLICIES, outside=True
+    )
+    topology: str = setting(
+        "full",
+        "who receives whose offers: a name, a file, or module:name",
+        names=graphs.NAMES,
+        outside=True,
+    )
+    donors: int = setting(4, "most lessons of the very same task that exact takes", 1)
+    nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
+    gate: str = setting(
+        "none", "better: only offers of donors that score higher than the agent", names=GATES
+    )
+    rows: int = setting(100_000, "most rows in a lesson", 3)
+    segments: str = setting("recent", "which play goes into a lesson", names=CHOOSERS)
+    probe: int = setting(
+        500, "random steps on a new task to compare it (simnet, wasserstein)", 2, 1_000_000
+    )
+    exchange: str = setting(
+        "rounds",
+        "rounds: in step, bit-identical; free: agents never wait for each other",
+        names=CLOCKS,
+    )
+    relay: bool = setting(True, "pass on offers and lessons of others")
+    budget: int = setting(0, "most bytes of lessons an agent takes in a round; 0: unlimited", 0)
+    pack: str = setting(
+        "auto", "compress lessons; auto: only where the link is slower than that", names=PACKS
+    )
+    timeout: float = setting(60.0, "free clock: seconds to wait for a lesson", 0.1, 1e6)
+    lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
+    max_message_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
+    cache_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)
+
+    @property
+    def free(self) -> bool:
+        """Whether agents never wait for each other."""
+        return self.exchange == "free"
+
+
+@dataclass(frozen=True)
+class SimnetConfig:
+    """The tiny network by which the policy simnet compares tasks."""
+
+    width: int = setting(5, "units of its hidden layer", 1)
+    updates: int = setting(1000, "updates on a task", 0)
+    lr: float = setting(1e-4, "its learning rate", 0, 10)
+    distance: str = setting("weights", "compare weights or outputs", names=("weights", "outputs"))
+
+
+@dataclass(frozen=True)
+class RowExchangeConfig:
+    """Sharing inside a task, among neighbours on the same task (low switching cost)."""
+
+    save_interval: int = setting(
+        0, "own steps after which new rows are ready for others; 0: off", 0
+    )
+    load_interval: int = setting(5000, "own steps between two swaps of rows", 1)
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    """Sharing of weights or gradients among neighbours on the same task."""
+
+    mode: str = setting(
+        "none", "average weights or gradients with neighbours on the same task", names=SYNC_MODES
+    )
+    interval: int = setting(500, "own steps between two averages of weights", 1)
+    tau: float = setting(0.5, "weight of the neighbours' mean in an average of weights", 0, 1)
+    dtype: str = setting("float32", "numbers on the wire", names=("float32", "float16"))
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """The score of an agent after a task."""
+
+    episodes: int = setting(5, "episodes of an evaluation; 0: none", 0)
+    max_steps: int = setting(3000, "agent steps after which an evaluation episode is cut", 1)
+    epsilon: float = setting(0.01, "probability of a random action", 0, 1)
+    interval: int = setting(0, "own steps between evaluations inside a task; 0: only at its end", 0)
+    tasks: str = setting(
+        "current", "tasks evaluated after a task", names=("current", "seen", "all")
+    )
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """How often an agent saves its state; the results don't depend on it."""
+
+    interval: int = setting(0, "iterations between two checkpoints; 0: unlimited", 0)
+    seconds: float = setting(
+        30.0, "seconds between two checkpoints, more where they are slow; 0: unlimited", 0, 1e6
+    )
+
+
+@dataclass(frozen=True)
+class HostRule:
+    """What is different on hosts whose name matches a pattern such as nano-*."""
+
+    pattern: str
+    settings: tuple[tuple[str, Any], ...]
+
+    def matches(self, host: str) -> bool:
+        """By the whole name, or by what comes before its first dot."""
+        return fnmatchcase(host, self.pattern) or fnmatchcase(host.partition(".")[0], self.pattern)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides what a run computes."""
+
+    name: str = setting("default", "name of the job")
+    preset: str = setting("", "settings to start from: canal, or none", names=("", "canal"))
+    seed: int = setting(1, "the same seed gives bit-identical results", 0, 2**63 - 1)
+    tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
+    order: str = setting("canal", "order of each agent, or module:name", names=ORDERS, outside=True)
+    timeout: float = setting(300.0, "seconds without a heartbeat after which the job ends", 1, 1e6)
+    emulate: tuple[str, ...] = setting(
+        (), "hosts to emulate on one machine, as in nano-1@0.25 (a quarter of its speed)"
+    )
+    task: TaskConfig = field(default_factory=TaskConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    learn: LearnConfig = field(default_factory=LearnConfig)
+    rehearsal: RehearsalConfig = field(default_factory=RehearsalConfig)
+    reuse: ReuseConfig = field(default_factory=ReuseConfig)
+    explore: ExploreConfig = field(default_factory=ExploreConfig)
+    share: ShareConfig = field(default_factory=ShareConfig)
+    simnet: SimnetConfig = field(default_factory=SimnetConfig)
+    row_exchange: RowExchangeConfig = field(default_factory=RowExchangeConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hosts: tuple[HostRule, ...] = ()  # of rules that match, the first with a setting decides
+
+
+Layer = dict[str, Any]  # dotted key -> value
+
+# A value that stands for several: they count as written just before it.
+EXPANSIONS: Mapping[tuple[str, Any], Layer] = {
+    ("task.variant", "fs4"): {"task.frame_skip": 4, "task.noop_max": 30},
+    ("task.variant", "orig"): {"task.frame_skip": 1, "task.noop_max": 0},
+    ("task.obs", "pixels"): {"learn.network": "cnn", "replay.buffer_size": 10_000},
+}
+
+PRESETS: Mapping[str, Layer] = {
+    "": {},
+    "canal": {
+        "learn.lr": 1e-5,
+        "learn.lr_decay_fraction": 0.0,
+        "learn.gamma": 0.99,
+        "learn.batch_size": 128,
+        "learn.updates_per_step": 1.0,
+        "learn.learning_starts": 128,
+        "learn.layer_norm": False,
+        "learn.dueling": False,
+        "learn.heads": "shared",
+        "learn.per_task_input": False,
+        "learn.double": False,
+        "learn.target_update_interval": 0,
+        "learn.loss": "mse",
+        "learn.n_step": 1,
+        "learn.reward": "none",
+        "learn.max_grad_norm": 0.0,
+        "learn.terminal_on_life_loss": False,
+        "learn.scale_input": False,
+        "rehearsal.ratio": 0.0,
+        "rehearsal.rows": 100_000,
+        "rehearsal.distill_coef": 0.0,
+        "reuse.mode": "replay",
+        "reuse.reject_if_worse": False,
+        "reuse.network": False,
+        "explore.eps_start": 1.0,
+        "explore.eps_end": 0.01,
+        "explore.eps_decay": 30000.0,
+        "evaluation.episodes": 20,
+    },
+}

@@ -1,0 +1,489 @@
+"""An agent's exchange with its neighbours: offers first, then only what is wanted, relayed.
+
+No MPI here: messages leave and arrive through a `Transport`. `poll` answers messages and never
+waits; it is called at every step of the agent.
+
+In rounds an offer travels one hop per exchange and counts from the next round on, whenever its
+message came; with the free clock it counts, and is passed on, as soon as it is there.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+
+from canal_mpi.errors import DamagedData, logger
+from canal_mpi.interfaces import (
+    GRADIENTS,
+    SWAPS,
+    WEIGHTS,
+    Columns,
+    FetchResult,
+    Key,
+    Offer,
+    OnTransfer,
+    TransferEvent,
+)
+from canal_mpi.membuf.wire import check, decode, encode
+from canal_mpi.state import strip_prefix, with_prefix
+from canal_mpi.topology.graphs import Edges
+from canal_mpi.topology.spread import bfs_parents
+
+OFFERS, REQUEST, LESSON = 1, 2, 3  # kinds of messages, beside what is traded
+KINDS = (OFFERS, REQUEST, LESSON, SWAPS, WEIGHTS, GRADIENTS)
+BROKEN = b"broken"  # stands for a traded message that did not arrive whole
+
+
+class Message(NamedTuple):
+    """What one agent sends to another."""
+
+    sender: int
+    kind: int
+    key: Key  # the lesson it is about
+    round: int  # of the sender
+    data: bytes = b""
+    error: str = ""  # why the data did not arrive whole
+
+
+class Transport:
+    """Carries messages, in order for each pair of agents; this one has nobody to carry them to."""
+
+    received = 0  # bytes so far
+
+    def send(self, to: int, message: Message) -> None:
+        """Start sending."""
+
+    def poll(self) -> list[Message]:
+        """What has arrived whole; never waits."""
+        return []
+
+    def settle(self) -> None:
+        """Wait until everything sent has left."""
+
+    def pause(self, turn: int, peer: int, phase: str) -> None:
+        """Sleep, the longer the more turns; may raise where waiting is hopeless."""
+
+
+@dataclass(frozen=True)
+class ExchangeConfig:
+    """The rules of the exchange."""
+
+    free: bool = False  # agents never wait for each other's rounds
+    relay: bool = True  # pass on others' offers and lessons
+    timeout: float = 60.0  # seconds without a byte after which a lesson is given up
+    cache_bytes: int = 1 << 30  # of lessons that are kept for others
+    tasks: Collection[str] = ()  # offers of other tasks are refused; empty: any
+
+
+IN_ROUNDS = ExchangeConfig()
+
+
+class KnownOffer(NamedTuple):
+    """An offer and the neighbour that told of it."""
+
+    offer: Offer
+    via: int
+
+
+def ignore(event: TransferEvent) -> None:
+    """Nobody is told of transfers."""
+
+
+class Exchange:
+    """Meets `Link`; `on_transfer` is told of everything that crosses an edge, or does not."""
+
+    def __init__(
+        self,
+        agent: int,
+        edges: Edges,
+        transport: Transport,
+        config: ExchangeConfig = IN_ROUNDS,
+        on_transfer: OnTransfer = ignore,
+    ) -> None:
+        self.agent, self.transport, self.config = agent, transport, config
+        self.on_transfer = on_transfer
+        self.in_neighbors: Sequence[int] = sorted(a for a, b in edges if b == agent)
+        self.out_neighbors: Sequence[int] = sorted(b for a, b in edges if a == agent)
+        self.round, self.waited = 0, 0.0
+        self._edges, self._children = edges, dict[int, list[int]]()
+        self._agents = {agent for edge in edges for agent in edge}
+        self._cache: dict[Key, bytes] = {}  # lessons held, the oldest first
+        self._known_offers: dict[Key, KnownOffer] = {}
+        self._own: list[Offer] = []  # of this agent
+        self._unsent: list[Offer] = []  # own and others' offers to tell the neighbours of
+        self._early: dict[tuple[int, int], Message] = {}  # offers by sender and round
+        self._requests: dict[Key, tuple[int, float]] = {}  # round and time of asking
+        self._pending: dict[Key, list[tuple[int, int]]] = {}  # who waits for a relayed lesson
+        self._failed: dict[Key, str] = {}
+        self._fetched: set[Key] = set()  # lessons that this agent itself asked for
+        self._wanted: set[Key] = set()  # lessons that are being fetched: they stay until then
+        self._traded: dict[tuple[int, int], deque[Message]] = {}
+
+    # ── the agent's side ───────────────────────────────────────────────────────────────────────
+
+    def begin(self, round_: int) -> None:
+        """A new round of this agent; what was traded in rounds before is void."""
+        self.round = round_
+        for line, messages in self._traded.items():
+            self._traded[line] = deque(m for m in messages if m.round >= round_)
+
+    def stock(self, offers: Sequence[Offer], lessons: dict[Key, bytes], holder: int) -> None:
+        """Lessons from before this run: every agent knows of them, `holder` has them."""
+        for offer in offers:
+            self._known_offers[offer.key] = KnownOffer(offer, holder)
+        self._cache |= lessons
+
+    def publish(self, offer: Offer | None, data: bytes) -> None:
+        """Offer this round's lesson and pass on others'; in rounds, hear the neighbours' too."""
+        if offer is not None:
+            self._keep(offer.key, data)
+            self._own.append(offer)
+            self._unsent.append(offer)
+        self._send_offers()
+        if self.config.free:
+            return
+        start = monotonic()
+        for agent in self.in_neighbors:
+            arrived = partial(self._early.get, (agent, self.round))
+            self._wait_until(arrived, agent, "the exchange of offers")
+        self.waited += monotonic() - start
+        for agent in self.in_neighbors:
+            self._take_offers(self._early.pop((agent, self.round)))
+
+    def offers(self) -> list[Offer]:
+        """Everything heard so far, in an order that does not depend on arrival."""
+        self.poll()
+        return [self._known_offers[key].offer for key in sorted(self._known_offers)]
+
+    def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]:
+        """The wanted lessons, or why they did not come; waits for the bytes alone."""
+        start = monotonic()
+        self._wanted = {offer.key for offer in wanted}
+        known = [offer for offer in wanted if offer.key in self._known_offers]
+        missing = [offer.key for offer in known if offer.key not in self._cache]
+        for offer in known:
+            if offer.key not in self._fetched:
+                via = self._known_offers[offer.key].via
+                self.on_transfer(TransferEvent("request", offer, self.agent, via, self.round))
+        for key in missing:
+            self._failed.pop(key, None)
+            self._request(key, self.round)
+        for key in missing:
+            self._await_lesson(key)
+        self._wanted = set()
+        return [self._result(offer, start, offer.key in missing) for offer in wanted]
+
+    def _await_lesson(self, key: Key) -> None:
+        via, timeout = self._known_offers[key].via, self.config.timeout
+        limit = timeout if self.config.free else 0.0  # rounds wait: bits must not depend on time
+        phase = "the exchange of lessons"
+        if not self._wait_until(lambda: key not in self._requests, via, phase, limit):
+            self._fail(key, f"agent {via} offered it and did not deliver in {timeout:g} s")
+
+    def _result(self, offer: Offer, start: float, moved: bool) -> FetchResult:
+        """What came of a wanted lesson; its arrival is told of once, also if it was relayed."""
+        key, seconds = offer.key, monotonic() - start
+        data, refusal = self._cache.get(key, b""), self._failed.get(key, "")
+        via = self._known_offers[key].via if key in self._known_offers else self.agent
+        if not data and not refusal:
+            known = key in self._known_offers
+            refusal = "there was no room for it" if known else "nobody offered it"
+        if data and key not in self._fetched:
+            self._fetched.add(key)
+            ends = (via, self.agent, self.round)
+            size = len(data) if moved else 0
+            self.on_transfer(TransferEvent("transfer", offer, *ends, size, seconds))
+        return FetchResult(offer, data, seconds, 0.0, "" if data else refusal, via)
+
+    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
+        """Swap messages with neighbours on the same task: one each in rounds, else what came."""
+        for agent in peers:
+            self._send(agent, kind, (self.agent, self.round), self.round, data)
+        if self.config.free:
+            self.poll()
+            came = [m for agent in peers for m in self._traded.pop((kind, agent), ())]
+            return [(m.sender, m.data) for m in came if m.round == self.round]
+        start = monotonic()
+        for agent in peers:
+            arrived = partial(self._traded.get, (kind, agent))
+            self._wait_until(arrived, agent, "sharing inside a task")
+        self.waited += monotonic() - start
+        return [(agent, self._traded[kind, agent].popleft().data) for agent in peers]
+
+    def leave(self, peers: Sequence[int], kind: int) -> None:
+        """Tell neighbours on the same task that no more comes, without waiting for theirs."""
+        for agent in peers:
+            self._send(agent, kind, (self.agent, self.round), self.round)
+
+    def settle(self) -> None:
+        """Wait until everything sent has left, before the agents part."""
+        self.transport.settle()
+
+    def poll(self) -> None:
+        """Take in messages and answer them; never waits."""
+        for message in self.transport.poll():
+            self._handle(message)
+
+    def _wait_until(
+        self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0
+    ) -> bool:
+        """Poll until something is there; False after so many seconds without a byte."""
+        turn, received, since = 0, self.transport.received, monotonic()
+        while True:
+            self.poll()
+            if done():
+                return True
+            if self.transport.received != received:
+                turn, received, since = 0, self.transport.received, monotonic()
+            if limit and monotonic() - since > limit:
+                return False
+            self.transport.pause(turn, peer, phase)
+            turn += 1
+
+    # ── messages ───────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, to: int, kind: int, key: Key, round_: int, data: bytes = b"") -> None:
+        self.transport.send(to, Message(self.agent, kind, key, round_, data))
+
+    def _handle(self, message: Message) -> None:
+        if message.kind == REQUEST:
+            self._serve(message)
+        elif message.kind == LESSON:
+            self._take_lesson(message)
+        elif message.kind != OFFERS:
+            self._take_traded(message)
+        elif self.config.free:
+            self._take_offers(message)
+            self._send_offers()
+        else:
+            self._early[message.sender, message.round] = message
+
+    def _take_traded(self, message: Message) -> None:
+        """Keep what a neighbour traded; with the free clock only its newest weights."""
+        if message.error:
+            logger.warning("what agent %d sent is refused: %s", message.sender, message.error)
+            message = message._replace(data=BROKEN)  # an empty one would be a goodbye
+        line = self._traded.setdefault((message.kind, message.sender), deque())
+        if self.config.free and message.kind == WEIGHTS:
+            line.clear()
+        line.append(message)
+
+    def _send_offers(self) -> None:
+        """Tell the neighbours of new offers; in rounds also that there are none."""
+        offers, self._unsent = self._unsent, []
+        for agent in self.out_neighbors:
+            fresh = [offer for offer in offers if agent in self._children_of(offer.donor)]
+            for offer in fresh:
+                ends = (self.agent, agent, self.round)
+                self.on_transfer(TransferEvent("offer", offer, *ends, offer.bytes))
+            if fresh or not self.config.free:
+                self._send(agent, OFFERS, (0, 0), self.round, pack_offers(fresh))
+
+    def _children_of(self, donor: int) -> list[int]:
+        """The neighbours that hear of a donor's lessons from this agent; nobody hears twice."""
+        if donor not in self._children:
+            parents = bfs_parents(self._edges, donor)
+            self._children[donor] = [b for b, a in parents.items() if a == self.agent]
+        return self._children[donor]
+
+    def _take_offers(self, message: Message) -> None:
+        """Note the offers of a neighbour; what is wrong is refused."""
+        try:
+            if message.error:
+                raise DamagedData(message.error)
+            for offer in unpack_offers(message.data):
+                self._check(offer, message.sender)
+                if offer.key not in self._known_offers and offer.donor != self.agent:
+                    self._known_offers[offer.key] = KnownOffer(offer, message.sender)
+                    self._unsent += [offer] if self.config.relay else []
+        except DamagedData as error:
+            logger.warning("an offer of agent %d is refused: %s", message.sender, error)
+            odd = Offer(message.sender, self.round, "", float("nan"), 0, 0)
+            ends = (message.sender, self.agent, self.round)
+            self.on_transfer(TransferEvent("refusal", odd, *ends, reason=str(error)))
+
+    def _check(self, offer: Offer, sender: int) -> None:
+        if offer.donor not in self._agents:
+            raise DamagedData(f"offer of agent {offer.donor}, which does not exist")
+        if self.config.tasks and offer.task not in self.config.tasks:
+            raise DamagedData(f"offer of the task '{offer.task}', which this job does not have")
+        if not self.config.relay and offer.donor != sender:
+            raise DamagedData(f"offer of agent {offer.donor}, passed on though share.relay is off")
+
+    def _request(self, key: Key, round_: int) -> None:
+        """Ask the neighbour that told of a lesson for it, once."""
+        if key not in self._requests:
+            self._requests[key] = (round_, monotonic())
+            self._send(self._known_offers[key].via, REQUEST, key, round_)
+
+    def _serve(self, message: Message) -> None:
+        """Send a lesson, or get it first where this agent only passes it on."""
+        key, known = message.key, self._known_offers.get(message.key)
+        can_relay = known and self.config.relay and known.via not in (self.agent, message.sender)
+        if key not in self._cache and can_relay:
+            self._pending.setdefault(key, []).append((message.sender, message.round))
+            self._request(key, message.round)
+        else:  # without data where it is gone
+            self._send(message.sender, LESSON, key, message.round, self._cache.get(key, b""))
+
+    def _take_lesson(self, message: Message) -> None:
+        """A lesson arrived: keep it, and pass it on to those who wait for it."""
+        key, request = message.key, self._requests.get(message.key)
+        if request is None or message.sender != self._known_offers[key].via:
+            logger.warning("agent %d sent a lesson that nobody asked for", message.sender)
+            return
+        if reason := _flaw(message):
+            self._fail(key, reason)
+            return
+        del self._requests[key]
+        self._keep(key, message.data)
+        waiting = self._pending.pop(key, ())
+        for agent, round_ in waiting:
+            self._send(agent, LESSON, key, round_, message.data)
+        if waiting:
+            offer, ends = self._known_offers[key].offer, (message.sender, self.agent, request[0])
+            size, seconds = len(message.data), monotonic() - request[1]
+            self.on_transfer(TransferEvent("relay", offer, *ends, size, seconds))
+
+    def _fail(self, key: Key, reason: str) -> None:
+        """A lesson did not come: say so here and to those who wait for it."""
+        request = self._requests.pop(key, None)
+        self._failed[key] = reason
+        for agent, round_ in self._pending.pop(key, ()):
+            offer, via = self._known_offers[key]
+            logger.warning("agent %d's lesson can't be passed on: %s", offer.donor, reason)
+            round_ = request[0] if request else round_
+            self.on_transfer(TransferEvent("relay", offer, via, self.agent, round_, reason=reason))
+            self._send(agent, LESSON, key, round_)
+
+    def _keep(self, key: Key, data: bytes) -> None:
+        """Hold a lesson for others; the oldest make room, passed-on ones before own ones."""
+        self._cache[key] = data
+        while sum(map(len, self._cache.values())) > self.config.cache_bytes:
+            stay = {key, *self._wanted}
+            held = [k for k in self._cache if k[1] > 0 and k not in stay]  # those from before stay
+            foreign = [k for k in held if k[0] != self.agent]
+            if not held:
+                break
+            del self._cache[(foreign or held)[0]]
+
+    # ── going on with others than before, and from a checkpoint ────────────────────────────────
+
+    def known(self) -> tuple[list[Offer], list[Key]]:
+        """Every offer that this agent made or heard of, and the lessons that it holds."""
+        offers = [*self._own, *(known.offer for known in self._known_offers.values())]
+        return offers, list(self._cache)
+
+    def recover(self, known: Sequence[KnownOffer]) -> None:
+        """Know these lessons, each held by the agent that it is named with, and nothing else."""
+        parents = {holder: bfs_parents(self._edges, holder) for _, holder in known}
+        self._known_offers, self._unsent = {}, []
+        for offer, holder in known:
+            via = self.agent if holder == self.agent else parents[holder].get(self.agent)
+            near = self.config.relay or via in (holder, self.agent)
+            if via is not None and near and offer.donor != self.agent:
+                self._known_offers[offer.key] = KnownOffer(offer, via)
+
+    def state_dict(self) -> Columns:
+        """Offers and lessons, for a checkpoint at the end of a round."""
+        known = list(self._known_offers.values())
+        state = with_prefix("known", offers_to_columns([one.offer for one in known]))
+        state |= with_prefix("unsent", offers_to_columns(self._unsent))
+        state |= with_prefix("own", offers_to_columns(self._own))
+        for (donor, round_), data in self._cache.items():
+            state[f"cache/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
+        fetched = np.array(sorted(self._fetched), dtype="<i4").reshape(-1, 2)
+        return state | {"via": np.array([one.via for one in known], "<i4"), "fetched": fetched}
+
+    def load_state_dict(self, state: Columns) -> None:
+        """Take back what `state_dict` gave; lessons from before this run stay."""
+        offers, via = columns_to_offers(strip_prefix("known", state)), state["via"].tolist()
+        known = {o.key: KnownOffer(o, v) for o, v in zip(offers, via, strict=True)}
+        before = {key: one for key, one in self._known_offers.items() if key[1] < 0}
+        self._known_offers = before | known
+        self._unsent = columns_to_offers(strip_prefix("unsent", state))
+        self._own = columns_to_offers(strip_prefix("own", state))
+        self._fetched = {(donor, round_) for donor, round_ in state["fetched"].tolist()}
+        self._cache = {key: data for key, data in self._cache.items() if key[1] < 0}
+        for name, data in strip_prefix("cache", state).items():
+            donor, round_ = name.split("/")
+            self._cache[int(donor), int(round_)] = data.tobytes()
+
+
+def alone(on_transfer: OnTransfer = ignore, agent: int = 0) -> Exchange:
+    """The exchange of an agent that shares with nobody."""
+    return Exchange(agent, set(), Transport(), on_transfer=on_transfer)
+
+
+def _flaw(message: Message) -> str:
+    """What is wrong with a lesson's message, or nothing."""
+    if message.error or not message.data:
+        return message.error or f"agent {message.sender} no longer has it"
+    try:
+        check(message.data)
+    except DamagedData as error:
+        return str(error)
+    return ""
+
+
+# ── offers on the wire ────────────────────────────────────────────────────────────────────────
+
+OFFERS_LIMIT = 1 << 24  # bytes of a message of offers; embeddings of pixels are large
+NUMBERS = {"donor": "<i4", "round": "<i4", "score": "<f8", "rows": "<i8", "bytes": "<i8"}
+COLUMNS = NUMBERS | {
+    "task": "|S64",
+    "width": "<i4",  # numbers of its embedding
+    "embedding": "<f4",  # of all offers, one after the other
+}
+
+
+def pack_offers(offers: Sequence[Offer]) -> bytes:
+    """Offers as a message."""
+    return encode(offers_to_columns(offers))
+
+
+def unpack_offers(data: bytes) -> list[Offer]:
+    """Checked offers from a message, or DamagedData."""
+    return columns_to_offers(decode(data, OFFERS_LIMIT))
+
+
+def offers_to_columns(offers: Sequence[Offer]) -> Columns:
+    """Offers as typed columns."""
+    values = {name: [getattr(offer, name) for offer in offers] for name in NUMBERS}
+    values["task"] = [offer.task.encode() for offer in offers]
+    values["width"] = [len(offer.embedding) for offer in offers]
+    columns = {name: np.array(column, dtype=COLUMNS[name]) for name, column in values.items()}
+    embeddings = [np.zeros(0), *(offer.embedding for offer in offers)]
+    return columns | {"embedding": np.concatenate(embeddings).astype("<f4")}
+
+
+def columns_to_offers(columns: Columns) -> list[Offer]:
+    """Checked offers from typed columns, or DamagedData."""
+    if {name: column.dtype.str for name, column in columns.items()} != COLUMNS:
+        raise DamagedData(f"offer has the columns {sorted(columns)}")
+    embedding, width = columns["embedding"], columns["width"]
+    shapes = {column.shape for name, column in columns.items() if name != "embedding"}
+    if len(shapes) != 1 or width.ndim != 1 or embedding.ndim != 1:
+        raise DamagedData("offer's columns differ in length")
+    if (width < 0).any() or int(width.sum(dtype=np.int64)) != len(embedding):
+        raise DamagedData("offer's embeddings differ from their widths")
+    if not np.isfinite(embedding).all():
+        raise DamagedData("offer's embedding is no vector of finite numbers")
+    if (columns["rows"] < 2).any() or (columns["bytes"] < 1).any() or (columns["round"] == 0).any():
+        raise DamagedData("offer of an empty lesson")
+    try:
+        tasks = [task.decode() for task in columns["task"].tolist()]
+    except UnicodeDecodeError as error:
+        raise DamagedData("offer's task is not UTF-8") from error
+    numbers = zip(*(columns[name].tolist() for name in NUMBERS), strict=True)
+    vectors = np.split(embedding, np.cumsum(width, dtype=np.int64))  # one more: an empty rest
+    return [
+        Offer(donor, round_, task, score, rows, size, vector)
+        for (donor, round_, score, rows, size), task, vector in zip(
+            numbers, tasks, vectors, strict=False
+        )
+    ]

@@ -1,0 +1,178 @@
+"""Lessons among real ranks: over every topology, in step or not, from runs before."""
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from launch import SMOKE, columns, differences, mpirun, run
+from thread_links import known
+
+from canal_mpi.topology.graphs import edges
+
+pytestmark = pytest.mark.mpi
+
+LAZY = ("--set", "learn.algorithm=plugins:Lazy")
+GRAPHS = ("full", "ring", "star", "grid", "hypercube", "random:3", "line", "torus", "tree", "none")
+PROGRAM = str(Path(__file__).parent / "exchange_program.py")
+
+
+@pytest.fixture
+def one_way(tmp_path: Path) -> str:
+    """A directed file: a loop of three that tells two others in turn."""
+    path = tmp_path / "edges.txt"
+    path.write_text("0 1\n1 -> 2\n2 0\n2 3\n3 4\n")
+    return str(path)
+
+
+def test_every_lesson_reaches_whom_a_path_connects(mpi: str, one_way: str) -> None:
+    for ranks in (5, 8):
+        for clock in ("rounds", "free"):
+            command = ["mpirun", "-np", str(ranks), "python", PROGRAM, clock, *GRAPHS, one_way]
+            result = run(command, mpi, timeout=300)
+            assert (result.code, result.out) == (0, "all as it should be\n"), result.err
+
+
+def learnt(run_file: Path) -> dict[tuple[int, int], tuple[str, str]]:
+    """Task and donors by agent and round."""
+    with h5py.File(run_file) as file:
+        names = ("agent", "round", "task", "donors")
+        rows = zip(*(file[f"tasks/{name}"][()].tolist() for name in names), strict=True)
+        return {(agent, round_): (t.decode(), d.decode()) for agent, round_, t, d in rows}
+
+
+@pytest.mark.parametrize("topology", ["ring", "hypercube", "path_graph", "edges.txt"])
+def test_agents_learn_from_the_lessons_that_reachability_gives_them(
+    topology: str, one_way: str, out: Path
+) -> None:
+    ranks, graph = 5, one_way if topology == "edges.txt" else topology
+    options = ("--topology", graph, "--set", "evaluation.episodes=0", "--out", str(out))
+    result = mpirun(ranks, "train", *SMOKE, *LAZY, *options)
+    assert result.code == 0, result.err
+    found, joined = learnt(out / "run.h5"), edges(graph, ranks)
+    for (agent, round_), (task, donors) in found.items():
+        heard = known(joined, ranks, agent, round_)
+        played = [d for d, r in sorted(heard) if found[d, r][0] == task]
+        # without scores every donor is as good as another: the lowest agents' are taken
+        assert donors == ",".join(map(str, played[:4]))
+    with h5py.File(out / "run.h5") as file:
+        ledger = {name: column[()] for name, column in file["exchange"].items()}
+    crossed = ledger["kind"] == b"transfer"
+    ends = zip(ledger["from"][crossed].tolist(), ledger["to"][crossed].tolist(), strict=True)
+    assert set(ends) <= joined
+
+
+@pytest.mark.parametrize("topology", ["ring", "random:3", "watts_strogatz_graph:k=2,p=0.5"])
+def test_the_same_seed_gives_the_same_bits_on_a_sparse_graph(topology: str, tmp_path: Path) -> None:
+    for name, mpi in (("a", "openmpi"), ("b", "mpich")):
+        options = ("--topology", topology, "--out", str(tmp_path / name))
+        assert mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi).code == 0
+    a, b = (columns(tmp_path / name / "run.h5") for name in ("a", "b"))
+    assert differences(a, b) == []
+
+
+def seconds(run_file: Path) -> np.ndarray:
+    """How long each agent was at its tasks."""
+    with h5py.File(run_file) as file:
+        agent, spent = file["tasks/agent"][()], file["tasks/seconds"][()]
+    return np.bincount(agent, spent)
+
+
+@pytest.mark.parametrize("slow", ["0", "2"])
+def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(slow: str, tmp_path: Path) -> None:
+    def train(name: str, clock: str, slow_rank: str) -> np.ndarray:
+        options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate")
+        quick = ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
+        clocked = ("--set", "share.policy=plugins:nothing", "--exchange", clock, "--steps", "150")
+        result = mpirun(3, "train", *LAZY, *options, *quick, *clocked, SLOW_RANK=slow_rank)
+        assert result.code == 0, result.err
+        return seconds(tmp_path / name / "run.h5")
+
+    others = [agent for agent in range(3) if agent != int(slow)]
+    even = train("even", "free", "")[others]
+    free = train("free", "free", slow)[others]
+    rounds = train("rounds", "rounds", slow)[others]
+    assert (free < 1.5 * even).all()
+    assert (rounds > 2.5 * even).all()
+    with h5py.File(tmp_path / "rounds" / "run.h5") as file:
+        waited = np.bincount(file["tasks/agent"][()], file["tasks/wait_seconds"][()])
+    assert (waited[others] > 0.4 * rounds).all()
+
+
+def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
+    options = ("--exchange", "free", "--topology", "ring", "--out", str(out))
+    result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)
+    assert result.code == 0, result.err
+    found = learnt(out / "run.h5")
+    assert sorted(found) == [(agent, round_) for agent in range(5) for round_ in (1, 2, 3)]
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "finished"
+        kinds = file["exchange/kind"][()]
+        used = sum(len(donors.split(",")) for _, donors in found.values() if donors)
+    assert (kinds == b"lesson").sum() == used
+    assert (kinds == b"refusal").sum() == 0
+
+
+def test_lessons_of_an_earlier_run_are_learnt_from(tmp_path: Path) -> None:
+    first, alone, again = (tmp_path / name for name in ("first", "alone", "again"))
+    assert mpirun(3, "train", *SMOKE, *LAZY, "--out", str(first)).code == 0
+    options = (*SMOKE, *LAZY, "--lessons", str(first))
+    result = run(["canal-mpi", "train", *options, "--out", str(alone)])
+    assert result.code == 0, result.err
+    assert "9 lessons of" in result.out
+    assert all("before" in donors for _, donors in learnt(alone / "run.h5").values())
+    assert mpirun(2, "train", *options, "--topology", "none", "--out", str(again)).code == 0
+    assert all("before" in donors for _, donors in learnt(again / "run.h5").values())
+
+
+def test_a_folder_without_lessons_is_refused(tmp_path: Path, out: Path) -> None:
+    result = run(["canal-mpi", "train", "--lessons", str(tmp_path), "--out", str(out)])
+    assert result.code == 2
+    assert "no lessons there" in result.err
+
+
+def test_a_damaged_lesson_file_is_left_out_by_name(tmp_path: Path) -> None:
+    first, again = tmp_path / "first", tmp_path / "again"
+    assert run(["canal-mpi", "train", *SMOKE, *LAZY, "--out", str(first)]).code == 0
+    path = first / "membuf" / "agent-0" / "round-02-Acrobot-v1.h5"
+    data = bytearray(path.read_bytes())
+    data[-100] ^= 1
+    path.write_bytes(data)
+    options = (*SMOKE, *LAZY, "--lessons", str(first), "--out", str(again))
+    result = run(["canal-mpi", "train", *options])
+    assert result.code == 0
+    assert "2 lessons of" in result.out
+    assert path.name in (again / "logs" / "agent-0.log").read_text()
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
+    options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "gradients", "--steps", "200")
+    small = ("--set", f"sync.dtype={wire}", "--set", "learn.widths=[16]", "--out", str(out))
+    result = mpirun(3, "train", *SMOKE, *options, *small)
+    assert result.code == 0, result.err
+    files = [out / "checkpoints" / f"agent-{k}" / "learner.h5" for k in range(3)]
+    states = [columns(path) for path in files]
+    assert differences(states[0], states[1]) == []
+    assert differences(states[0], states[2]) == []
+    apart_too = (*small[:-1], f"{out}-alone", "--sync", "none")
+    alone = mpirun(3, "train", *SMOKE, *options, *apart_too)
+    assert alone.code == 0
+    apart = [columns(Path(f"{out}-alone/checkpoints/agent-{k}/learner.h5")) for k in (0, 1)]
+    assert differences(*apart) != []
+
+
+def test_blending_needs_no_equal_clocks(out: Path) -> None:
+    options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "weights", "--frames", "300")
+    often = ("--set", "sync.interval=50", "--exchange", "free", "--out", str(out))
+    result = mpirun(3, "train", *SMOKE, *options, *often)
+    assert result.code == 0, result.err
+
+
+def test_gradients_need_rounds_and_neighbours(out: Path) -> None:
+    same = ("--order", "same", "--sync", "gradients", "--out", str(out))
+    free = mpirun(3, "train", *SMOKE, *same, "--exchange", "free")
+    assert (free.code, len(free.complaints)) == (2, 1)
+    sparse = mpirun(4, "train", *SMOKE, *same, "--topology", "ring")
+    assert sparse.code == 2
+    assert "use --topology full" in sparse.complaints[0]

@@ -1,0 +1,209 @@
+"""`inspect`: what is in files, whether they are whole, two runs beside each other; `export`."""
+
+import csv
+import sys
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from madeup import write_run
+from small import Sink, played, small_agent, small_job
+from test_store import info
+
+from canal_mpi.cli import cli
+from canal_mpi.errors import UsageError
+from canal_mpi.interfaces import Columns
+from canal_mpi.results.checkpoint import Checkpoints, folder_of
+from canal_mpi.results.files import image, read_arrays, write_arrays
+from canal_mpi.results.inspect import export, tree, verify
+from canal_mpi.results.store import Store
+from canal_mpi.settings import CheckpointConfig
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments))
+
+
+ABOUT = {"agent": 0, "run_id": "x", "agents": 1, "first_agent": 0, "job": "seed = 1"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one good file of every kind."""
+    folder = tmp_path_factory.mktemp("run")
+    Store(folder / "run.h5", info()).write("finished")
+    write_arrays(folder / "membuf/agent-0/round-01-x.h5", played(20), {"kind": "membuf"})
+    agent = small_agent(small_job(train__steps=8), sink=Sink())
+    agent.saver = Checkpoints(folder, ABOUT, CheckpointConfig(interval=4))
+    agent.run()
+    write_arrays(folder / "checkpoints/agent-0/learner.h5", agent.learner.state_dict(), {})
+    (folder / "job.toml").write_text("seed = 1\n")
+    (folder / "events.jsonl").write_text('{"event": "start"}\n{"event": "round"}\n')
+    return folder
+
+
+def test_a_run_that_is_whole_passes(run: Path) -> None:
+    result = CliRunner().invoke(cli, ["inspect", str(run), "--verify"])
+    assert result.exit_code == 0, result.output
+    assert "7 files are whole" in result.output
+
+
+def test_every_flipped_bit_of_every_file_is_found(run: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    for path in sorted(run.rglob("*.h5")):
+        for _ in range(5):
+            data = bytearray(path.read_bytes())
+            data[rng.integers(len(data))] ^= 1 << int(rng.integers(8))
+            (tmp_path / path.name).write_bytes(data)
+            assert verify(tmp_path / path.name), path
+
+
+def test_a_spoilt_run_is_told_with_exit_code_1(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run.h5"
+    file.write_bytes((run / "run.h5").read_bytes()[:-1])
+    result = CliRunner().invoke(cli, ["inspect", str(file), "--verify"])
+    assert result.exit_code == 1
+    assert "is damaged" in result.output
+
+
+def test_rows_with_a_right_checksum_that_are_wrong_are_told(tmp_path: Path) -> None:
+    def membuf(name: str, place: int, value: float) -> Columns:
+        rows = played(6)
+        rows[name][place] = value
+        return rows
+
+    wrong: dict[str, Columns] = {
+        "unknown flags": membuf("flags", 2, 64),
+        "not closed": membuf("flags", -1, 0),
+        "not finite": membuf("reward", 1, np.nan),
+        "a cut is not followed": membuf("flags", 1, 2),
+        "lacks action, reward, flags": {"state": np.zeros(3)},
+        "differ in length": played(6) | {"action": np.zeros(2, dtype=np.uint8)},
+    }
+    for words, columns in wrong.items():
+        write_arrays(tmp_path / "a.h5", columns, {"kind": "membuf"})
+        assert any(words in told for told in verify(tmp_path / "a.h5"))
+
+
+def test_results_that_name_a_missing_agent_or_round_are_told(tmp_path: Path) -> None:
+    for agent, round_, words in ((7, 1, "/curve/agent names agents"), (0, 0, "too small")):
+        store, sink = Store(tmp_path / "run.h5", info()), Sink()
+        sink.add("curve", agent=agent, round=round_, task="x", env_steps=1, score=0.0, seconds=0.0)
+        store.append(sink.take(), 0)
+        store.write("running")
+        assert words in "\n".join(verify(tmp_path / "run.h5"))
+
+
+def test_tables_of_sweeps_and_studies_have_columns_of_one_length(tmp_path: Path) -> None:
+    columns = {"a/x": np.zeros(2), "a/y": np.zeros(2), "b/x": np.zeros(3)}
+    for kind in ("sweep", "study"):
+        write_arrays(tmp_path / "x.h5", columns, {"kind": kind})
+        assert verify(tmp_path / "x.h5") == []
+        write_arrays(tmp_path / "x.h5", columns | {"b/y": np.zeros(4)}, {"kind": kind})
+        assert "the columns of '/b' differ in length" in verify(tmp_path / "x.h5")[0]
+
+
+def test_a_checkpoint_that_lacks_a_part_is_told(run: Path, tmp_path: Path) -> None:
+    good = sorted(folder_of(run, 0).glob("round-*"))[-1]
+    columns = read_arrays(good)
+    del columns["streams/draws"]
+    write_arrays(tmp_path / good.name, columns, ABOUT | {"kind": "checkpoint", "round": 3})
+    told = "\n".join(verify(tmp_path / good.name))
+    assert "lacks streams/draws" in told and "is of round 1 inside and of 3 outside" in told
+
+
+def test_texts_are_checked_too(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text("{")
+    (tmp_path / "job.toml").write_text("a: 1")
+    assert verify(tmp_path / "status.json") and verify(tmp_path / "job.toml")
+    assert "can't read" in verify(tmp_path / "none.h5")[0]
+
+
+# What is in a file
+
+
+def test_inspect_shows_shapes_units_and_meaning(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a")
+    result = invoke("inspect", str(folder))
+    assert result.exit_code == 0
+    assert "own training steps in the environment [agent steps]" in result.output
+    assert "2 × 4 × 3 × 2" in result.output
+    assert "(volatile)" in result.output
+
+
+def test_inspect_says_whether_two_runs_are_the_same(tmp_path: Path) -> None:
+    a, b = write_run(tmp_path / "a"), write_run(tmp_path / "b")
+    same = invoke("inspect", str(a), "--same-as", str(b))
+    assert (same.exit_code, same.output.startswith("the same")) == (0, True)
+    c = write_run(tmp_path / "c", score=lambda agent, after, task: float(after))
+    other = invoke("inspect", str(a), "--same-as", str(c))
+    assert other.exit_code == 1
+    assert "tasks/score: 6 of 6 values differ, first at [0]: 105.0 against 1.0" in other.output
+    d = write_run(tmp_path / "d", agents=3)
+    assert "evaluation/score: float64 (2, 4, 3, 2)" in (
+        invoke("inspect", str(a), "--same-as", str(d)).output
+    )
+
+
+def test_what_a_file_says_can_not_command_the_terminal(tmp_path: Path) -> None:
+    def fill(file: Any) -> None:
+        file.attrs["x"] = "\x1b[2J"
+        file.create_dataset("a\x1b]0;x", data=np.arange(3)).attrs["description"] = "\x1b[31m"
+        file["b"] = h5py.ExternalLink("/etc/hostname", "a")
+
+    (tmp_path / "run.h5").write_bytes(image(fill))
+    lines = tree(tmp_path / "run.h5")
+    assert any("not followed" in line for line in lines)
+    assert "\x1b" not in "".join(lines)
+
+
+# Other formats
+
+
+def test_every_table_becomes_csv(tmp_path: Path) -> None:
+    files = export(write_run(tmp_path / "a"), "csv")
+    names = {file.name for file in files}
+    assert {"tasks.csv", "episodes.csv", "exchange.csv", "evaluation.csv"} <= names
+    rows = list(csv.DictReader((tmp_path / "a" / "csv" / "evaluation.csv").open()))
+    assert len(rows) == 2 * 4 * 3 * 2
+    assert rows[0] == {
+        "agent": "0",
+        "after_round": "0",
+        "task": "Krull",
+        "episode": "0",
+        "score": "6.0",
+    }
+
+
+def test_a_run_without_evaluations_can_be_exported(tmp_path: Path) -> None:
+    export(write_run(tmp_path / "a", score=lambda *_: nan), "csv", tmp_path / "out")
+    assert (tmp_path / "out" / "evaluation.csv").read_text().count("\n") == 1
+
+
+def test_every_table_becomes_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    export(write_run(tmp_path / "a"), "parquet", tmp_path / "out")
+    table = parquet.read_table(tmp_path / "out" / "tasks.parquet")
+    assert table.column("task").to_pylist()[:2] == ["Krull", "Alien"]
+    assert table.schema.field("env_steps").metadata[b"unit"] == b"agent steps"
+
+
+def test_scalars_become_tensorboard_logs(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
+    folders = export(write_run(tmp_path / "a"), "tensorboard", tmp_path / "out")
+    assert [folder.name for folder in folders] == ["agent-0", "agent-1"]
+    for folder in folders:
+        (log,) = folder.iterdir()
+        assert log.stat().st_size > 500
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "a")
+    for kind, module in (("parquet", "pyarrow"), ("tensorboard", "tensorboardX")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(UsageError, match=rf"canal-mpi\[{kind}\]"):
+            export(run, kind)

@@ -1,0 +1,254 @@
+from math import ceil, log2
+from pathlib import Path
+from xml.etree import ElementTree
+
+from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pytest import raises
+from thread_links import known
+
+from canal_mpi.cli import cli
+from canal_mpi.errors import UsageError
+from canal_mpi.topology.graphs import (
+    TOPOLOGIES,
+    Edges,
+    both_ways,
+    columns,
+    edges,
+    host_of_each,
+)
+from canal_mpi.topology.spread import (
+    MOST_WARNINGS,
+    UNREACHED,
+    Spread,
+    agents,
+    bfs_parents,
+    distances,
+    draw_topology,
+    neighbour_table,
+    neighbours,
+    spreads,
+    summary,
+    unheard,
+    warnings,
+)
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> tuple[Edges, int]:
+    size = draw(st.integers(1, 8))
+    pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1))
+    return {(a, b) for a, b in draw(st.lists(pairs)) if a != b}, size
+
+
+def flood(found: Edges, size: int, rounds: int) -> list[list[set[tuple[int, int]]]]:
+    """What each agent knows at the beginning of each round, told from neighbour to neighbour."""
+    heard: list[set[tuple[int, int]]] = [set() for _ in range(size)]
+    story = [[set(lessons) for lessons in heard]]
+    for round_ in range(1, rounds):
+        before = [set(lessons) | {(agent, round_)} for agent, lessons in enumerate(heard)]
+        for a, b in found:
+            heard[b] |= before[a] - {lesson for lesson in before[a] if lesson[0] == b}
+        heard = [lessons | {k for k in before[a] if k[0] != a} for a, lessons in enumerate(heard)]
+        story.append([set(lessons) for lessons in heard])
+    return story
+
+
+def test_distances_count_hops_along_the_arrows() -> None:
+    found = {(0, 1), (1, 2), (2, 0)}
+    assert distances(found, 4) == [
+        [0, 1, 2, UNREACHED],
+        [2, 0, 1, UNREACHED],
+        [1, 2, 0, UNREACHED],
+        [UNREACHED, UNREACHED, UNREACHED, 0],
+    ]
+    assert [len(near) for near in neighbours(found, 4)] == [1, 1, 1, 0]
+
+
+def test_an_agent_hears_first_from_its_nearest_neighbour_of_the_lowest_number() -> None:
+    found = both_ways([(0, 3), (0, 1), (1, 2), (3, 2), (2, 4)])
+    assert bfs_parents(found, 0) == {1: 0, 3: 0, 2: 1, 4: 2}
+    assert bfs_parents({(0, 1)}, 1) == {}
+    assert bfs_parents(set(), 4) == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(graphs(), st.integers(1, 6))
+def test_a_lesson_is_known_d_hops_away_after_d_rounds(
+    graph: tuple[Edges, int], rounds: int
+) -> None:
+    found, size = graph
+    story = flood(found, size, rounds)
+    for agent in range(size):
+        for round_ in range(1, rounds + 1):
+            assert known(found, size, agent, round_) == story[round_ - 1][agent]
+
+
+@given(graphs())
+def test_nobody_is_unheard_exactly_where_all_are_reached(graph: tuple[Edges, int]) -> None:
+    hops = distances(*graph)
+    missing = unheard(*graph)
+    for a, row in enumerate(hops):
+        for b, way in enumerate(row):
+            assert (way == UNREACHED) == (a in missing.get(b, []))
+    assert bool(warnings(*graph)) == bool(missing)
+
+
+def test_warnings_name_who_is_alone_and_who_never_hears_of_whom() -> None:
+    assert warnings(edges("ring", 5), 5) == []
+    assert warnings(set(), 1) == []
+    assert warnings(set(), 4) == ["no edge touches agents 0 to 3."]
+    assert warnings({(0, 1), (1, 2), (2, 1)}, 4) == [
+        "no edge touches agent 3.",
+        "agent 0 never hears of agents 1, 2: no path leads there.",
+    ]
+    assert warnings(both_ways([(0, 1), (2, 3)]), 4) == [
+        "agents 0, 1 never hear of agents 2, 3: no path leads there.",
+        "agents 2, 3 never hear of agents 0, 1: no path leads there.",
+    ]
+
+
+def test_many_warnings_are_cut_short_and_still_name_the_agents() -> None:
+    words = warnings({(a, a + 1) for a in range(29)}, 30)
+    assert len(words) == MOST_WARNINGS + 1
+    assert words[0] == "agent 0 never hears of agents 1 to 29: no path leads there."
+    assert words[-1] == "nor do all lessons reach agents 5 to 28."
+
+
+def test_agents_are_listed_shortly() -> None:
+    assert agents([3]) == "agent 3"
+    assert agents([4, 0, 1, 2, 7]) == "agents 0 to 2, 4, 7"
+
+
+@settings(deadline=None)
+@given(graphs())
+def test_a_lesson_arrives_once_wherever_a_path_leads(graph: tuple[Edges, int]) -> None:
+    hops = distances(*graph)
+    most = max(map(len, neighbours(*graph)))
+    for way, row in zip(spreads(*graph), hops, strict=True):
+        reached = sum(hop > 0 for hop in row)
+        assert way.transfers == reached
+        assert way.rounds == max(row)
+        assert bool(reached) <= way.busiest <= most
+
+
+def test_a_lesson_of_a_star_and_of_a_ring() -> None:
+    star = spreads(edges("star", 6), 6)
+    assert star[3] == Spread(rounds=2, transfers=5, busiest=4)
+    assert star[0] == Spread(rounds=1, transfers=5, busiest=5)
+    assert set(spreads(edges("ring", 9), 9)) == {Spread(rounds=4, transfers=8, busiest=2)}
+
+
+def tree_hops(size: int) -> int:
+    depth = size.bit_length() - 1
+    return 2 * depth - (size < 3 << depth - 1) if depth else 0
+
+
+def test_the_diameters_follow_the_laws_in_the_docs() -> None:
+    for size in range(1, 71):
+        rows = ceil(size / columns(size))
+        laws = {
+            "none": 0,
+            "full": min(size - 1, 1),
+            "ring": size // 2,
+            "line": size - 1,
+            "star": min(size - 1, 2),
+            "tree": tree_hops(size),
+            "grid": rows + columns(size) - 2,
+            "hypercube": ceil(log2(size)),
+        }
+        found = {name: max(map(max, distances(edges(name, size), size))) for name in laws}
+        assert found == laws
+
+
+# ── canal-mpi topology ─────────────────────────────────────────────────────────────────────────
+
+BOTH = {(0, 1), (1, 0)}
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def topology(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["topology", *words])
+
+
+def test_the_neighbours_of_many_agents_are_cut_short() -> None:
+    lines = neighbour_table(edges("ring", 200), 200)
+    assert "199" in lines[0]
+    assert lines[-1] == "  … and 136 more"
+    assert len(lines) < 30
+    assert neighbour_table(edges("full", 5), 5) == ["  every agent → all others"]
+    assert neighbour_table({(0, 1)}, 2) == ["    0 → all others      1 → nobody"]
+
+
+def test_the_summary_gives_degree_diameter_rounds_and_bytes() -> None:
+    assert summary("ring", edges("ring", 8), 8, 1.5) == [
+        "ring · 8 agents · 8 edges both ways",
+        "  neighbours  2 per agent",
+        "  diameter    4",
+        "  a lesson    of 1.5 MB reaches all others within 4 exchanges: 7 transfers, 10.5 MB;",
+        "              one agent sends at most 3 MB of it",
+    ]
+    assert summary("f", {(0, 1), (1, 2), (2, 1)}, 4, 1)[-2:] == [
+        "  warning     no edge touches agent 3.",
+        "  warning     agent 0 never hears of agents 1, 2: no path leads there.",
+    ]
+    assert summary("full", set(), 1, 1)[0] == "full · 1 agent · no edges"
+
+
+def test_every_topology_is_drawn_with_its_agents_and_a_title() -> None:
+    for name, size in [*((name, 8) for name in [*TOPOLOGIES, "random:3"]), ("ring", 1)]:
+        found = edges(name, size)
+        drawn = draw_topology(found, size, title="<&>")
+        assert drawn == draw_topology(found, size, title="<&>")
+        root = ElementTree.fromstring(drawn)
+        words = ["".join(text.itertext()) for text in root.iter(f"{SVG}text")]
+        assert sorted(words) == sorted(["<&>", *map(str, range(size))])
+
+
+def test_one_way_edges_have_a_tip_and_hosts_a_colour() -> None:
+    both, one_way = (draw_topology(edge, 2).count(b"<path") for edge in (BOTH, BOTH - {(1, 0)}))
+    assert one_way == both + 1
+    assert draw_topology(set(), 2, ["a", "b"]) != draw_topology(set(), 2, ["a", "a"])
+
+
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
+    file = tmp_path / "ring.svg"
+    found = topology("ring", "-n", "8", "--svg", str(file))
+    assert found.exit_code == 0, found.output
+    assert "ring · 8 agents · 8 edges both ways" in found.output
+    assert "  0 → 1, 7" in found.output
+    assert ElementTree.fromstring(file.read_text()).tag == f"{SVG}svg"
+
+
+def test_the_command_takes_hosts_a_seed_a_generator_and_a_file(tmp_path: Path) -> None:
+    assert "hosts · 5 agents" in topology("hosts", "--hosts", "nano-1:2,xavier:3").output
+    assert "5 edges both ways" in topology("watts_strogatz_graph:k=2,p=0.1").output
+    first, second = (topology("random:3", "-n", "20", "--seed", seed).output for seed in "12")
+    assert first != second
+    (tmp_path / "edges.txt").write_text("0 -> 1\n")
+    assert "1 one way" in topology(str(tmp_path / "edges.txt"), "-n", "2").output
+
+
+def test_what_cannot_be_shown_is_said() -> None:
+    for words, message in {
+        ("rign",): "did you mean 'ring'",
+        ("random:x",): "as in random:3",
+        ("ring", "--lesson-mb", "nan"): "--lesson-mb nan: expected a positive number",
+        ("hosts", "-n", "4", "--hosts", "a:2,b"): "room for 3 agents, but -n says 4",
+        ("hosts", "--hosts", "a:x"): "expected names, as in nano-1:2,xavier",
+        ("hosts", "--hosts", "a:999999999"): "expected at most 256 agents",
+    }.items():
+        found = topology(*words)
+        assert isinstance(found.exception, UsageError)
+        assert message in str(found.exception)
+    for option in (("-n", "0"), ("-n", "100000"), ("--seed", "-1")):
+        found = topology("random:3", *option)
+        assert found.exit_code == 2
+        assert f"{option[1]} is not in the range" in found.output
+
+
+def test_a_list_of_hosts_gives_each_agent_its_host() -> None:
+    assert host_of_each("a:2, b", None) == ["a", "a", "b"]
+    with raises(UsageError):
+        host_of_each("a:257", None)
