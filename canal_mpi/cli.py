@@ -225,7 +225,7 @@ def topology(
 
     if not 0 < lesson_mb < 1e9:
         raise UsageError(f"--lesson-mb {lesson_mb}: expected a positive number of megabytes.")
-    host_of = graphs.host_of_each(hosts, size) if hosts else []
+    host_of = spread.host_of_each(hosts, size) if hosts else []
     size = size or len(host_of) or 5
     edges = graphs.edges(name, size, seed, host_of)
     lines = spread.summary(name, edges, size, lesson_mb)

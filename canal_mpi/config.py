@@ -18,7 +18,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from canal_mpi.errors import UsageError, check_name, suggestion
 from canal_mpi.settings import EXPANSIONS, PRESETS, HostRule, Job, Layer
-from canal_mpi.topology.graphs import check_topology_name
+from canal_mpi.topology.graphs import parse_topology
 
 # A host's setting, and the setting of the job that it replaces there.
 HOST_KEYS = {
@@ -146,7 +146,7 @@ def checked(key: str, value: Any) -> Any:
     for number in value if isinstance(value, tuple) else (value,):
         _check_range(key, number, meta)
     if key == "share.topology":
-        check_topology_name(value, f"value for {key}")
+        parse_topology(value, f"value for {key}")
     elif meta["names"]:
         check_name(f"value for {key}", value, meta["names"], meta["outside"])
     return value

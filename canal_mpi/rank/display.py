@@ -26,7 +26,7 @@ from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.status import digits, duration, progress_lines, remaining
 from canal_mpi.results.store import Store
-from canal_mpi.topology.spread import warnings
+from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0

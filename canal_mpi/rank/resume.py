@@ -27,7 +27,6 @@ from canal_mpi.results.files import (
 from canal_mpi.results.status import events, whole
 from canal_mpi.settings import Job
 from canal_mpi.topology import Tag
-from canal_mpi.topology.spread import agents as agents_named
 
 FILE_LIMIT = 1 << 36
 MAY_CHANGE = (
@@ -149,10 +148,10 @@ def choose(reports: Reports, folder: Path, hosts: Sequence[str]) -> ResumePoint:
     found, damaged = _found(reports), _all(reports, "damaged")
     begun = [report["run"] for report in reports.values() if report.get("run")]
     if dead := set(_all(reports, "dead")):
-        names = agents_named(sorted(dead))
         raise UsageError(
-            f"--resume {folder}: this run went on without {names}, which died; it "
-            f"can't be resumed. Start a new one; --lessons {folder} gives it what was learnt."
+            f"--resume {folder}: this run went on without agent "
+            f"{', '.join(map(str, sorted(dead)))}, which died; it can't be resumed. "
+            f"Start a new one; --lessons {folder} gives it what was learnt."
         )
     if not found and not begun:
         also = f" ({damaged[0]})" if damaged else ""

@@ -30,8 +30,7 @@ from canal_mpi.interfaces import (
 )
 from canal_mpi.membuf.wire import check, decode, encode
 from canal_mpi.state import strip_prefix, with_prefix
-from canal_mpi.topology.graphs import Edges
-from canal_mpi.topology.spread import bfs_parents
+from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors
 
 OFFERS, REQUEST, LESSON = 1, 2, 3  # kinds of messages, beside what is traded
 KINDS = (OFFERS, REQUEST, LESSON, SWAPS, WEIGHTS, GRADIENTS)
@@ -109,7 +108,7 @@ class Exchange:
         self.in_neighbors: Sequence[int] = sorted(a for a, b in edges if b == agent)
         self.out_neighbors: Sequence[int] = sorted(b for a, b in edges if a == agent)
         self.round, self.waited = 0, 0.0
-        self._edges, self._children = edges, dict[int, list[int]]()
+        self._near, self._children = out_neighbors(edges), dict[int, list[int]]()
         self._agents = {agent for edge in edges for agent in edge}
         self._cache: dict[Key, bytes] = {}  # lessons held, the oldest first
         self._known_offers: dict[Key, KnownOffer] = {}
@@ -286,7 +285,7 @@ class Exchange:
     def _children_of(self, donor: int) -> list[int]:
         """The neighbours that hear of a donor's lessons from this agent; nobody hears twice."""
         if donor not in self._children:
-            parents = bfs_parents(self._edges, donor)
+            parents = bfs_parents(self._near, donor)
             self._children[donor] = [b for b, a in parents.items() if a == self.agent]
         return self._children[donor]
 
@@ -380,7 +379,7 @@ class Exchange:
 
     def recover(self, known: Sequence[KnownOffer]) -> None:
         """Know these lessons, each held by the agent that it is named with, and nothing else."""
-        parents = {holder: bfs_parents(self._edges, holder) for _, holder in known}
+        parents = {holder: bfs_parents(self._near, holder) for _, holder in known}
         self._known_offers, self._unsent = {}, []
         for offer, holder in known:
             via = self.agent if holder == self.agent else parents[holder].get(self.agent)

@@ -13,21 +13,16 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from canal_mpi.errors import UsageError, lookup, suggestion
+from canal_mpi.errors import UsageError, import_name, suggestion
 from canal_mpi.state import random_stream
 
 Edges = set[tuple[int, int]]
 AGENT = re.compile(r"[0-9]{1,9}")
 NOT_NUMBERS = {"create_using", "backend", "backend_kwargs"}  # of networkx's generators
 N_IS_NO_SIZE = {  # networkx's generators whose graphs have far more nodes than n: it must be given
-    "dorogovtsev_goltsev_mendes_graph",
-    "hypercube_graph",
-    "kneser_graph",
-    "mycielski_graph",
-    "navigable_small_world_graph",
-    "sudoku_graph",
+    *("dorogovtsev_goltsev_mendes_graph", "hypercube_graph", "kneser_graph", "mycielski_graph"),
+    *("navigable_small_world_graph", "sudoku_graph"),
 }
-MOST_AGENTS = 256  # that `canal-mpi topology` shows
 
 
 def none(size: int) -> Edges:
@@ -123,22 +118,15 @@ def both_ways(pairs: Iterable[tuple[int, int]]) -> Edges:
 
 
 TOPOLOGIES: Mapping[str, Callable[[int], Edges]] = {
-    "none": none,
-    "full": full,
-    "ring": ring,
-    "line": line,
-    "star": star,
-    "tree": tree,
-    "grid": grid,
-    "torus": torus,
-    "hypercube": hypercube,
+    build.__name__: build for build in (none, full, ring, line, star, tree, grid, torus, hypercube)
 }
 NAMES = (*TOPOLOGIES, "random:K", "hosts")
+Build = Callable[[int, int, Sequence[str]], Edges]  # of size, seed and the host of each agent
 
 
 def scales(name: str) -> bool:
     """Whether it is one of our own names, which mean something for any number of agents."""
-    return name in NAMES or _is_random(name)
+    return name in NAMES or name.partition(":")[0] == "random"
 
 
 def is_file(name: str) -> bool:
@@ -151,30 +139,24 @@ def is_file(name: str) -> bool:
         return False
 
 
-def _is_random(name: str) -> bool:
-    return name.partition(":")[0] == "random"
-
-
-def _is_outside(name: str) -> bool:
-    return ":" in name and "=" not in name
-
-
-def check_topology_name(name: str, kind: str = "topology") -> None:
-    """Refuse what is neither a name of ours or of networkx, nor a file, nor `module:function`."""
-    if _is_random(name):
-        neighbours_in(name)
-    elif not (scales(name) or is_file(name) or _is_outside(name)):
-        networkx_call(name, kind)
-
-
-def neighbours_in(name: str) -> int:
-    """K of `random:K`."""
-    number = name.partition(":")[2]
-    if not AGENT.fullmatch(number) or int(number) < 1:
-        raise UsageError(
-            f"topology '{name}': expected the least number of neighbours, as in random:3."
-        )
-    return int(number)
+def parse_topology(name: str, kind: str = "topology") -> Build:
+    """What a name means: ours, a file, `module:function` or a generator of networkx; or refuse."""
+    head, _, text = name.partition(":")
+    if name in TOPOLOGIES:
+        return lambda size, seed, hosts: TOPOLOGIES[name](size)
+    if name == "hosts":
+        return lambda size, seed, hosts: by_host(hosts or ["localhost"] * size)
+    if head == "random":
+        if not AGENT.fullmatch(text) or int(text) < 1:
+            raise UsageError(
+                f"topology '{name}': expected the least number of neighbours, as in random:3."
+            )
+        return lambda size, seed, hosts: random(size, int(text), seed)
+    if is_file(name):
+        return lambda size, seed, hosts: from_text(_read(name), size, f"topology file {name}")
+    if text and "=" not in text:
+        return lambda size, seed, hosts: import_name("topology", name)(size)
+    return networkx_topology(name, kind)
 
 
 def edges(name: str, size: int, seed: int = 1, hosts: Sequence[str] = ()) -> Edges:
@@ -183,17 +165,7 @@ def edges(name: str, size: int, seed: int = 1, hosts: Sequence[str] = ()) -> Edg
     `random:K` and networkx's random graphs depend on the seed; `hosts` needs the host of each
     agent (default: one for all).
     """
-    check_topology_name(name)
-    if name == "hosts":
-        return by_host(hosts or ["localhost"] * size)
-    if _is_random(name):
-        return random(size, neighbours_in(name), seed)
-    if is_file(name):
-        return from_text(_read(name), size, f"topology file {name}")
-    if name in TOPOLOGIES or _is_outside(name):
-        build = lookup("topology", name, TOPOLOGIES)
-        return check(build(size), size, f"topology '{name}'")
-    return _of_networkx(name, size, seed)
+    return check(parse_topology(name)(size, seed, hosts), size, f"topology '{name}'")
 
 
 def _read(name: str) -> str:
@@ -207,16 +179,10 @@ def from_text(text: str, size: int, where: str) -> Edges:
     """Edges from lines `from to`, or `from -> to`; `#` begins a comment."""
     found: Edges = set()
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].replace("->", " ").split()
-        if not words:
-            continue
-        place = f"{where}, line {number}"
-        if len(words) != 2 or not all(AGENT.fullmatch(word) for word in words):
+        words, place = line.partition("#")[0].replace("->", " ").split(), f"{where}, line {number}"
+        if words and (len(words) != 2 or not all(AGENT.fullmatch(word) for word in words)):
             raise UsageError(f"{place}: found '{line.strip()}'; expected two agents, as in '0 1'.")
-        edge = (int(words[0]), int(words[1]))
-        if edge in found:
-            raise UsageError(f"{place}: the edge {edge[0]} {edge[1]} is there already; remove one.")
-        found |= check({edge}, size, place)
+        found |= check([map(int, words)] if words else [], size, place)
     return found
 
 
@@ -227,41 +193,22 @@ def check(found: Any, size: int, where: str) -> Edges:
     except (TypeError, ValueError) as error:
         raise UsageError(f"{where}: found {found!r}; expected pairs of agents.") from error
     for edge in sorted(pairs):
-        for agent in edge:
-            if not 0 <= agent < size:
-                raise UsageError(
-                    f"{where}: agent {agent} does not exist: this run has "
-                    f"{_agents(size)} (mpirun -np {size})."
-                )
+        if unknown := [agent for agent in edge if not 0 <= agent < size]:
+            known = "agent 0 only" if size == 1 else f"agents 0 to {size - 1}"
+            raise UsageError(
+                f"{where}: agent {unknown[0]} does not exist: this run has {known} "
+                f"(mpirun -np {size})."
+            )
         if edge[0] == edge[1]:
             raise UsageError(f"{where}: agent {edge[0]} can't hear itself; remove the edge.")
     return pairs
 
 
-def _agents(size: int) -> str:
-    return "agent 0 only" if size == 1 else f"agents 0 to {size - 1}"
-
-
-def host_of_each(text: str, size: int | None) -> list[str]:
-    """The host of each agent from `nano-1:2,xavier`: names, with the number of agents there."""
-    hosts: list[str] = []
-    for item in text.split(","):
-        name, colon, number = item.strip().partition(":")
-        if not name or (colon and not AGENT.fullmatch(number)):
-            raise UsageError(f"--hosts {text}: expected names, as in nano-1:2,xavier.")
-        hosts += [name] * min(int(number) if colon else 1, MOST_AGENTS + 1)
-        if len(hosts) > MOST_AGENTS:
-            raise UsageError(f"--hosts {text}: expected at most {MOST_AGENTS} agents.")
-    if size not in (None, len(hosts)):
-        raise UsageError(f"--hosts {text} has room for {len(hosts)} agents, but -n says {size}.")
-    return hosts
-
-
 # ── networkx ───────────────────────────────────────────────────────────────────────────────────
 
 
-def networkx_call(name: str, kind: str = "topology") -> tuple[Callable[..., Any], dict[str, float]]:
-    """The generator that `watts_strogatz_graph:k=2,p=0.1` names, and its parameters, checked."""
+def networkx_topology(name: str, kind: str) -> Build:
+    """What `watts_strogatz_graph:k=2,p=0.1` names: a generator with checked parameters."""
     import networkx
 
     head, _, text = name.partition(":")
@@ -277,51 +224,81 @@ def networkx_call(name: str, kind: str = "topology") -> tuple[Callable[..., Any]
         )
     parameters = signature(generators[head]).parameters.items()
     takes = {key: one.default for key, one in parameters if key not in NOT_NUMBERS}
-    items = [item.partition("=") for item in text.split(",") if item]
-    for key, _, _ in items:
-        if key not in takes:
-            hint = suggestion(key, takes) or ";"
-            known = ", ".join(takes) or "none"
-            raise UsageError(f"topology '{name}': no parameter '{key}'{hint} known: {known}.")
-    given = {key: _number(value, name) for key, _, value in items}
-    required = [key for key, default in takes.items() if default is Parameter.empty]
+    given = dict(_parameter(item, name) for item in text.split(",") if item)
     found = given.keys() if head in N_IS_NO_SIZE else {"n", *given}
-    if missing := [key for key in required if key not in found]:
-        example = ",".join(f"{key}=…" for key in missing)
-        raise UsageError(f"topology '{name}' needs parameters: {head}:{example}.")
-    return generators[head], given
+    needs = [key for key, default in takes.items() if default is Parameter.empty]
+    if given.keys() - takes or set(needs) - found:
+        least = ", ".join(key for key in needs if key not in found) or "none"
+        raise UsageError(
+            f"topology '{name}': known parameters: {', '.join(takes) or 'none'}; missing: {least}."
+        )
+
+    def build(size: int, seed: int, hosts: Sequence[str]) -> Edges:
+        """Loops are left out; undirected edges lead both ways."""
+        fixed = {"n": size, "seed": seed % 2**32}  # NumPy's generators take no larger seed
+        fixed = {key: value for key, value in fixed.items() if key in takes}
+        try:
+            made = generators[head](**fixed | given)
+            graph = networkx.convert_node_labels_to_integers(made)
+        except Exception as error:  # whatever a generator makes of numbers that it does not like
+            words = str(error).rstrip(".")
+            raise UsageError(f"topology '{name}' with {size} agents: {words}.") from error
+        if len(graph) != size:
+            raise UsageError(
+                f"topology '{name}': found {len(graph)} nodes; expected {size}, one per agent"
+                + ("; n may be given: n=…." if "n" in takes else ".")
+            )
+        pairs = {(a, b) for a, b in graph.edges() if a != b}
+        return pairs if graph.is_directed() else both_ways(pairs)
+
+    return build
 
 
-def _number(text: str, name: str) -> float:
+def _parameter(item: str, name: str) -> tuple[str, float]:
+    """One of `k=2,p=0.1`."""
+    key, _, text = item.partition("=")
     try:
         value = int(text) if AGENT.fullmatch(text.removeprefix("-")) else float(text)
     except ValueError:
         value = float("nan")
     if not isfinite(value):
         raise UsageError(f"topology '{name}': found '{text}'; expected a number.")
-    return value
+    return key, value
 
 
-def _of_networkx(name: str, size: int, seed: int) -> Edges:
-    """Edges of a generator's graph, loops left out; undirected ones lead both ways."""
-    import networkx
+# ── along the edges ────────────────────────────────────────────────────────────────────────────
 
-    generator, given = networkx_call(name)
-    takes = signature(generator).parameters
-    fixed = {"n": size, "seed": seed % 2**32}  # NumPy's generators take no larger seed
-    try:
-        graph = generator(**{key: fixed[key] for key in fixed if key in takes} | given)
-    except Exception as error:  # whatever a generator makes of numbers that it does not like
-        words = str(error).rstrip(".")
-        raise UsageError(f"topology '{name}' with {size} agents: {words}.") from error
-    if not isinstance(graph, networkx.Graph):
-        raise UsageError(f"topology '{name}': found a {type(graph).__name__}; expected a graph.")
-    if len(graph) != size:
-        hint = "; n may be given: n=…" if "n" in takes else ""
-        raise UsageError(
-            f"topology '{name}': found {len(graph)} nodes; expected {size}, one per agent{hint}."
-        )
-    if set(graph) != set(range(size)):
-        graph = networkx.convert_node_labels_to_integers(graph)
-    pairs = {(a, b) for a, b in graph.edges() if a != b}
-    return pairs if graph.is_directed() else both_ways(pairs)
+
+def out_neighbors(edges: Edges) -> dict[int, list[int]]:
+    """Whom each agent that an edge touches tells, lowest number first."""
+    near: dict[int, list[int]] = {agent: [] for edge in edges for agent in edge}
+    for a, b in sorted(edges):
+        near[a].append(b)
+    return near
+
+
+def bfs_parents(near: Mapping[int, Sequence[int]], donor: int) -> dict[int, int]:
+    """Who tells each agent of a donor's lessons first: the lowest one that knew a hop earlier.
+
+    `near` are everybody's out-neighbours; nearer agents come first in the answer.
+    """
+    parents, front = {donor: donor}, [donor]
+    while front and len(parents) < len(near):
+        reached = []
+        for a in front:
+            for b in near.get(a, ()):
+                if b not in parents:
+                    parents[b] = a
+                    reached.append(b)
+        front = sorted(reached)
+    del parents[donor]
+    return parents
+
+
+def warnings(edges: Edges, size: int) -> list[str]:
+    """A line that names the agents which some others' lessons never reach, if there are any."""
+    near = out_neighbors(edges)
+    reached = [{donor, *bfs_parents(near, donor)} for donor in range(size)]
+    deaf = [str(agent) for agent in range(size) if any(agent not in them for them in reached)]
+    names = f"agent{'s' * (len(deaf) > 1)} {', '.join(deaf)}"
+    return [f"some lessons never reach {names}: no path leads there."] if deaf else []
