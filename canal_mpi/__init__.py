@@ -1,17 +1,13 @@
 """Shared-experience lifelong reinforcement learning on MPI."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from canal_mpi.results.reader import Run
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.2.0"
 
 
-def load(run: "str | Path") -> "Run":
-    """A run's tables as NumPy or pandas, and its agents' policies, from its folder or run.h5."""
-    from canal_mpi.results.reader import load
-
-    return load(run)
+def __getattr__(name: str) -> Any:
+    """`canal_mpi.load(run)` reads a run's folder; its reader is imported by the first use."""
+    if name == "load":
+        return import_module("canal_mpi.results.reader").load
+    raise AttributeError(f"module 'canal_mpi' has no attribute '{name}'")

@@ -32,8 +32,8 @@ from canal_mpi.rank.build import make_learner
 from canal_mpi.rank.shutdown import run_guarded
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import file_name, image, write_arrays, write_dataset, write_whole
+from canal_mpi.results.progress import digits
 from canal_mpi.results.reader import Run, checked_arrays, load
-from canal_mpi.results.status import digits
 from canal_mpi.results.store import ROWS_LIMIT
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream

@@ -9,8 +9,7 @@ import pytest
 from madeup import GAMES, rising, write_run
 
 from canal_mpi.errors import UsageError
-from canal_mpi.results.compare import compare
-from canal_mpi.results.measures import Measured, scale_for
+from canal_mpi.results.compare import Measured, compare, scale_for
 from canal_mpi.results.reader import load
 
 EXACT = 1e-9

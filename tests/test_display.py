@@ -11,7 +11,7 @@ from canal_mpi.interfaces import Progress
 from canal_mpi.rank import display
 from canal_mpi.rank.display import Display, summary_lines
 from canal_mpi.rank.heartbeat import Heartbeat
-from canal_mpi.results.status import duration
+from canal_mpi.results.progress import duration
 from canal_mpi.results.store import Rows, RunInfo, Store
 
 

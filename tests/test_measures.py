@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from canal_mpi.results import compare as c
 from canal_mpi.results import measures as m
 
 # Two agents, two tasks, t = 0, 1, 2. Agent 0 learns task 0 then 1; agent 1 task 1 then 0.
@@ -20,10 +21,6 @@ def close(a: object, b: object) -> bool:
     return np.allclose(
         np.asarray(a, float), np.asarray(b, float), atol=EXACT, rtol=0, equal_nan=True
     )
-
-
-def test_average_performance_is_the_mean_at_the_end() -> None:
-    assert close(m.average_performance(P), [0.65, 0.7])
 
 
 def test_forgetting_is_what_was_lost_since_the_task() -> None:
@@ -47,77 +44,69 @@ def test_maintenance_is_later_evaluations_minus_the_first() -> None:
     assert close(m.maintenance(P, WHEN), [[-0.3, np.nan], [np.nan, 0.1]])
 
 
-def test_instant_and_total_reward_take_the_best_agent_of_each_task() -> None:
+def test_instant_reward_takes_the_best_agent_of_each_task() -> None:
     assert close(m.instant_reward(P), [0.2, 1.2, 1.7])
-    assert close(m.total_reward(P), [0.2, 1.4, 3.1])
 
 
 def test_learning_advantage_is_a_ratio_to_the_single_agent() -> None:
-    instant, total = m.learning_advantage(P, P[:1])
+    instant, total = c.learning_advantage(P, P[:1])
     assert close(instant, [2.0, 1.2 / 0.9, 1.7 / 1.3])
     assert close(total, [2.0, 1.4 / 1.0, 3.1 / 2.3])
 
 
 def test_steps_to_a_level_lie_between_evaluations() -> None:
     steps, scores = np.array([0.0, 100, 200]), np.array([0.0, 0.5, 0.4])
-    assert m.steps_to(0.25, steps, scores) == pytest.approx(50, abs=EXACT)
-    assert m.steps_to(0.5, steps, scores) == pytest.approx(100, abs=EXACT)
-    assert m.steps_to(0.0, steps, scores) == 0
-    assert np.isnan(m.steps_to(0.6, steps, scores))
+    assert c.steps_to(0.25, steps, scores) == pytest.approx(50, abs=EXACT)
+    assert c.steps_to(0.5, steps, scores) == pytest.approx(100, abs=EXACT)
+    assert c.steps_to(0.0, steps, scores) == 0
+    assert np.isnan(c.steps_to(0.6, steps, scores))
 
 
 def test_time_advantage_compares_steps_to_the_same_reward() -> None:
     single = np.array([0.0, 1000, 2000]), np.array([0.0, 1.0, 2.0])
     five = np.array([0.0, 200, 400]), np.array([0.0, 1.0, 2.5])
-    # 50 % of 2.0 is 1.0: after 1000 steps alone, after 200 together
-    assert m.time_advantage(0.5, *five, *single) == pytest.approx(5.0, abs=EXACT)
-    # 100 %: 2000 steps alone; together 200 + 200 * (1.0 / 1.5)
-    assert m.time_advantage(1.0, *five, *single) == pytest.approx(2000 / (200 + 400 / 3), abs=EXACT)
+    # 1.0: after 1000 steps alone, after 200 together
+    assert c.time_advantage(1.0, *five, *single) == pytest.approx(5.0, abs=EXACT)
+    # 2.0: 2000 steps alone; together 200 + 200 * (1.0 / 1.5)
+    assert c.time_advantage(2.0, *five, *single) == pytest.approx(2000 / (200 + 400 / 3), abs=EXACT)
 
 
-def test_mean_time_advantage_is_measured_by_the_end_of_the_baseline() -> None:
-    base = np.array([0.0, 100, 200]), np.array([0.0, 0.2, 0.4])
-    ours = np.array([0.0, 50, 100]), np.array([0.0, 0.2, 0.6])
-    # 50 % of 0.4 is 0.2
-    assert m.mean_time_advantage(0.5, *ours, *base) == pytest.approx(2.0, abs=EXACT)
-    assert m.mean_time_advantage(1.0, *ours, *base) == pytest.approx(200 / 75, abs=EXACT)
-
-
-def test_a_part_of_a_score_below_zero_has_no_time_advantage() -> None:
+def test_a_level_that_is_not_above_zero_has_no_time_advantage() -> None:
     base = np.array([0.0, 100]), np.array([-0.5, -0.1])
-    assert np.isnan(m.mean_time_advantage(0.5, *base, *base))
+    for level in (-0.05, 0.0, np.nan):
+        assert np.isnan(c.time_advantage(level, *base, *base))
 
 
 def test_forward_transfer_is_the_gain_in_area_over_what_was_left_to_gain() -> None:
-    found = m.forward_transfer(np.array([0.6, 0.2, 1.0]), np.array([0.2, 0.6, 1.0]))
+    found = c.forward_transfer(np.array([0.6, 0.2, 1.0]), np.array([0.2, 0.6, 1.0]))
     assert close(found, [0.5, -1.0, np.nan])
 
 
 def test_forward_transfer_keeps_scores_between_zero_and_one() -> None:
-    assert close(m.forward_transfer(np.array([1.7, -3.0]), np.array([0.5, -1.0])), [1.0, 0.0])
+    assert close(c.forward_transfer(np.array([1.7, -3.0]), np.array([0.5, -1.0])), [1.0, 0.0])
 
 
 def test_the_area_of_a_straight_line_is_its_middle() -> None:
-    curve = m.resampled(np.array([0.0, 100.0]), np.array([0.2, 0.6]), 100)
-    assert m.area(curve) == pytest.approx(0.4, abs=EXACT)
+    curve = c.resampled(np.array([0.0, 100.0]), np.array([0.2, 0.6]), 100)
+    assert c.area(curve) == pytest.approx(0.4, abs=EXACT)
 
 
 def test_a_curve_holds_its_last_value_until_the_budget() -> None:
-    curve = m.resampled(np.array([0.0, 20.0]), np.array([0.0, 1.0]), 100)
+    curve = c.resampled(np.array([0.0, 20.0]), np.array([0.0, 1.0]), 100)
     # a triangle of 20, then 80 at 1
-    assert m.area(curve) == pytest.approx(0.9, abs=EXACT)
-    assert np.isnan(m.resampled(np.zeros(0), np.zeros(0), 100)).all()
+    assert c.area(curve) == pytest.approx(0.9, abs=EXACT)
+    assert np.isnan(c.resampled(np.zeros(0), np.zeros(0), 100)).all()
 
 
 def test_relative_performance_is_the_ratio_of_sums_over_common_steps() -> None:
-    assert m.relative_performance(np.array([1.0, 3, 99]), np.array([1.0, 1])) == 2.0
-    assert np.isnan(m.relative_performance(np.ones(2), np.zeros(2)))
+    assert c.relative_performance(np.array([1.0, 3, 99]), np.array([1.0, 1])) == 2.0
+    assert np.isnan(c.relative_performance(np.ones(2), np.zeros(2)))
 
 
 def test_sample_efficiency_is_height_times_speed() -> None:
     fast, slow = np.array([0.0, 2, 1, 1]), np.array([0.0, 0, 0, 1])
-    assert m.sample_efficiency(fast, slow) == pytest.approx(2 / 1 * 3 / 1, abs=EXACT)
-    assert np.isnan(m.sample_efficiency(np.array([2.0, 1, 1, 1]), slow))
+    assert c.sample_efficiency(fast, slow) == pytest.approx(2 / 1 * 3 / 1, abs=EXACT)
+    assert np.isnan(c.sample_efficiency(np.array([2.0, 1, 1, 1]), slow))
 
 
 def test_the_interquartile_mean_leaves_out_both_ends() -> None:
@@ -129,7 +118,7 @@ def test_the_interquartile_mean_leaves_out_both_ends() -> None:
 def test_improvement_counts_wins_and_half_of_ties() -> None:
     x, y = np.array([[1.0, 5.0], [2.0, 5.0]]), np.array([[1.0, 9.0], [0.0, 9.0]])
     # task 0: (1>1: tie 0.5, 1>0, 2>1, 2>0) = 3.5 / 4; task 1: never
-    assert m.improvement(x, y) == pytest.approx(0.4375, abs=EXACT)
+    assert c.improvement(x, y) == pytest.approx(0.4375, abs=EXACT)
 
 
 def test_an_interval_holds_the_value_and_is_the_same_again() -> None:
@@ -142,7 +131,6 @@ def test_an_interval_holds_the_value_and_is_the_same_again() -> None:
 def test_what_is_not_known_is_nan_and_not_zero() -> None:
     nothing = np.full((2, 1, 3), np.nan)
     never = np.zeros((2, 3), dtype=int)
-    assert np.isnan(m.average_performance(nothing)).all()
     assert np.isnan(m.mean(m.forgetting(nothing, never)))
     assert np.isnan(m.mean(m.maintenance(nothing, never)))
     assert np.isnan(m.interquartile_mean(np.full((2, 2), np.nan)))
@@ -159,7 +147,7 @@ def test_iqm_and_improvement_are_those_of_rliable() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(1, 1, (7, 10)), rng.normal(0.5, 1, (5, 10))
     assert m.interquartile_mean(x) == pytest.approx(metrics.aggregate_iqm(x), abs=EXACT)
-    assert m.improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y), abs=EXACT)
+    assert c.improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y), abs=EXACT)
 
 
 def test_the_stratified_bootstrap_is_that_of_rliable() -> None:
@@ -183,9 +171,9 @@ def test_smoothing_and_saturation_are_those_of_l2metrics() -> None:
     rng = np.random.default_rng(0)
     for length in (5, 14, 15, 20, 101, 600):
         curve = np.cumsum(rng.normal(0.1, 1, length))
-        assert close(m.smoothed(curve), util.smooth(curve))
+        assert close(c.smoothed(curve), util.smooth(curve))
         high, place, _ = util.get_block_saturation_perf(list(curve))
-        assert close(m.saturation(curve), [high, place])
+        assert close(c.saturation(curve), [high, place])
 
 
 def test_rp_and_se_and_pm_are_those_of_l2metrics() -> None:
@@ -215,19 +203,14 @@ def test_rp_and_se_and_pm_are_those_of_l2metrics() -> None:
     efficient = SampleEfficiency("score", ste).calculate(frame, blocks, empty.copy())
     kept = PerformanceMaintenance("score").calculate(frame, blocks, empty.copy())
     found = relative["ste_rel_perf"].dropna().iloc[0][0]
-    assert m.relative_performance(curve, expert) == pytest.approx(found, abs=EXACT)
+    assert c.relative_performance(curve, expert) == pytest.approx(found, abs=EXACT)
     found = efficient["sample_efficiency"].dropna().iloc[0][0]
-    assert m.sample_efficiency(curve, expert) == pytest.approx(found, abs=EXACT)
+    assert c.sample_efficiency(curve, expert) == pytest.approx(found, abs=EXACT)
     found = kept["perf_maintenance_mrlep"].dropna().iloc[0]
     assert m.maintenance(P[:1], np.array([[1, 0]]))[0, 0] == pytest.approx(found, abs=EXACT)
 
 
 def test_agents_of_a_run_are_drawn_together() -> None:
-    """Two runs of four agents, each run with one score: only the draw of runs makes a spread."""
-    scores = np.repeat([0.0, 1.0], 4)[:, None]
-    assert m.interval(m.overall_mean, scores, crowd=4) == (0.0, 1.0)
-    low, high = m.interval(m.overall_mean, scores)
-    assert 0.0 < low < 0.5 < high < 1.0
-    rows = m.rows_of_runs(8, 4, np.random.default_rng(0), (50,))
+    rows = c.rows_of_runs(8, 4, np.random.default_rng(0), 50)
     assert rows.shape == (50, 8) and set(rows.ravel()) == set(range(8))
     assert all(len(set(four // 4)) == 1 for row in rows for four in (row[:4], row[4:]))

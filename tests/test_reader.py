@@ -19,7 +19,8 @@ from canal_mpi.interfaces import Spaces
 from canal_mpi.results import reader
 from canal_mpi.results.files import image, write_arrays
 from canal_mpi.results.inspect import differences, tree, verify
-from canal_mpi.results.reader import earlier_lessons, load
+from canal_mpi.results.lessons import earlier_lessons
+from canal_mpi.results.reader import load
 
 Change = Callable[[Any], None]
 

@@ -220,7 +220,7 @@ def test_a_figure_with_nothing_to_show_is_left_out_with_what_would_fill_it(tmp_p
 
 
 def test_students_stand_at_the_round_in_which_they_learnt(tmp_path: Path) -> None:
-    from canal_mpi.results.measures import Measured
+    from canal_mpi.results.compare import Measured
 
     with styled():
         figure = figures.curve(Measured(load(write_run(tmp_path / "a"))), 1)

@@ -16,16 +16,8 @@ from madeup import write_run
 
 from canal_mpi import cli
 from canal_mpi.results import status as status_module
-from canal_mpi.results.status import (
-    events,
-    follow,
-    metrics,
-    progress_lines,
-    run_lines,
-    run_status,
-    runs_in,
-    spark,
-)
+from canal_mpi.results.progress import events, progress_lines, spark
+from canal_mpi.results.status import follow, metrics, run_lines, run_status, runs_in
 
 AGENT = {
     "agent": 0,

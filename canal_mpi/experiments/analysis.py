@@ -13,8 +13,10 @@ import numpy as np
 
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
+from canal_mpi.results import compare
 from canal_mpi.results import measures as m
-from canal_mpi.results.measures import Measured, Scale
+from canal_mpi.results.compare import Measured, steps_to
+from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
 RESAMPLES = 2000
@@ -175,7 +177,7 @@ def spread_of(cell: ArmStats) -> float:
 
 def improvement(cell: ArmStats, base: ArmStats) -> Interval:
     """Probability that a seed of the arm scores higher than one of the base, mean over tasks."""
-    return bootstrap(m.improvement, *(one.scores for one in matched(cell, base)))
+    return bootstrap(compare.improvement, *(one.scores for one in matched(cell, base)))
 
 
 def difference(cell: ArmStats, base: ArmStats) -> Interval:
@@ -228,5 +230,5 @@ def cost_ratio(cells: Sequence[ArmStats], base: ArmStats, cost: str) -> Interval
 
 
 def _cost_at(level: float, costs: Array, scores: Array) -> float:
-    found = m.steps_to(level, costs, scores)
+    found = steps_to(level, costs, scores)
     return inf if np.isnan(found) else found

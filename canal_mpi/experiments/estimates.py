@@ -15,8 +15,9 @@ from canal_mpi.experiments.runner import cores
 from canal_mpi.games import order_of
 from canal_mpi.launch.mpirun import Command, program
 from canal_mpi.rank.emulate import devices
+from canal_mpi.results.progress import duration
 from canal_mpi.results.reader import load
-from canal_mpi.results.status import duration, status_of
+from canal_mpi.results.status import status_of
 from canal_mpi.settings import Job
 
 TRIAL_STEPS, TRIAL_TIMEOUT = 600, 300.0

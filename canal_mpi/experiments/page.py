@@ -16,7 +16,7 @@ from canal_mpi.experiments.study import FILE, Claim, Results, claims, gather, la
 from canal_mpi.experiments.sweep import Column, write_tables
 from canal_mpi.interfaces import Array
 from canal_mpi.results.files import write_whole
-from canal_mpi.results.status import digits, duration
+from canal_mpi.results.progress import digits, duration
 
 STYLE: dict[str, Any] = {"svg.hashsalt": "canal-mpi", "svg.fonttype": "none"}  # bit-identical
 STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True}

@@ -32,17 +32,8 @@ from canal_mpi.launch.mpirun import (
     temporary_folder,
 )
 from canal_mpi.launch.supervise import STOP_SIGNALS
-from canal_mpi.results.status import (
-    SIGN_OF_LIFE,
-    clean,
-    duration,
-    locked,
-    number,
-    remaining,
-    run_status,
-    status_of,
-    whole,
-)
+from canal_mpi.results.progress import clean, duration, number, remaining, whole
+from canal_mpi.results.status import SIGN_OF_LIFE, locked, run_status, status_of
 
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 10.0  # until a point that another host has is tried again

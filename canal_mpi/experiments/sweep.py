@@ -22,9 +22,8 @@ from canal_mpi.experiments.points import (
 from canal_mpi.launch.hostfile import MOST_RANKS, Host, is_here, read_hosts, total
 from canal_mpi.rank.emulate import emulated
 from canal_mpi.report.report import write_report
-from canal_mpi.results.compare import mix
+from canal_mpi.results.compare import Measured, mix, scale_for
 from canal_mpi.results.files import file_name, image, write_dataset, write_whole
-from canal_mpi.results.measures import Measured, scale_for
 from canal_mpi.results.reader import Run
 from canal_mpi.results.status import status_of
 from canal_mpi.results.store import TEXT

@@ -24,7 +24,7 @@ from canal_mpi.rank.heartbeat import Heartbeat
 from canal_mpi.rank.plan import Plan, Request, crowded
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
-from canal_mpi.results.status import digits, duration, progress_lines, remaining
+from canal_mpi.results.progress import digits, duration, progress_lines, remaining
 from canal_mpi.results.store import Store
 from canal_mpi.topology.graphs import warnings
 

@@ -104,7 +104,7 @@ def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
 
 
 def _check_lessons(job: Job) -> None:
-    from canal_mpi.results.reader import check_folder
+    from canal_mpi.results.lessons import check_folder
 
     if job.share.policy == "none":
         raise UsageError("--lessons and --share none contradict each other; leave one out.")

@@ -24,7 +24,7 @@ from canal_mpi.results.files import (
     read_bytes,
     write_whole,
 )
-from canal_mpi.results.status import events, whole
+from canal_mpi.results.progress import events, whole
 from canal_mpi.settings import Job
 from canal_mpi.topology import Tag
 

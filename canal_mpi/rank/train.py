@@ -29,7 +29,7 @@ from canal_mpi.rank.shutdown import Shutdown, print_error, run_guarded, stop_sig
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
-from canal_mpi.results.status import events
+from canal_mpi.results.progress import events
 from canal_mpi.results.store import RunInfo, Store
 from canal_mpi.topology.exchange import Exchange
 

@@ -7,8 +7,8 @@ import numpy as np
 from canal_mpi.interfaces import Array
 from canal_mpi.report.tables import PARTS, Mix, mixes, number, seconds, steps_played
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Group
-from canal_mpi.results.measures import WHOLE_GAME, Measured
+from canal_mpi.results.compare import Comparison, Group, Measured
+from canal_mpi.results.measures import WHOLE_GAME
 from canal_mpi.results.reader import Run
 
 

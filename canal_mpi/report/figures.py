@@ -11,8 +11,8 @@ from canal_mpi.report.drawing import COLUMN, FEW, SERIES, Figure, LeftOut, bound
 from canal_mpi.report.tables import PARTS, Mix, between, number, seconds, wall_seconds
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import PARTS as LEVELS
-from canal_mpi.results.compare import Comparison
-from canal_mpi.results.measures import Measured, Scale
+from canal_mpi.results.compare import Comparison, Measured, rows_of_runs
+from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
 Shown = Figure | LeftOut
@@ -236,7 +236,7 @@ def band(scores: Array, agents: int) -> tuple[Array, Array]:
     """95 % interval of the mean over rows, for every column: runs are drawn, then their agents."""
     rng = np.random.Generator(np.random.PCG64(0))
     whole = agents if len(scores) % agents == 0 else 1  # runs of several sizes: agents alone
-    draws = m.rows_of_runs(len(scores), whole, rng, (DRAWS,))
+    draws = rows_of_runs(len(scores), whole, rng, DRAWS)
     low, high = np.percentile(scores[draws].mean(axis=1), [2.5, 97.5], axis=0)
     return low, high
 

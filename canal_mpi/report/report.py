@@ -27,9 +27,8 @@ from canal_mpi.report.tables import (
     number,
     run_tables,
 )
-from canal_mpi.results.compare import Comparison, compare
+from canal_mpi.results.compare import Comparison, Measured, compare
 from canal_mpi.results.files import file_name, write_whole
-from canal_mpi.results.measures import Measured
 from canal_mpi.results.reader import load
 
 MOST_RUNS = 4  # whose own figures are part of a comparison

@@ -10,11 +10,10 @@ import numpy as np
 
 from canal_mpi.interfaces import Array
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Group, mix
-from canal_mpi.results.measures import Measured
+from canal_mpi.results.compare import Comparison, Group, Measured, mix
+from canal_mpi.results.progress import events
+from canal_mpi.results.progress import number as number_in
 from canal_mpi.results.reader import Run
-from canal_mpi.results.status import events
-from canal_mpi.results.status import number as number_in
 
 Cell = str | float | int
 USUAL = {"start", "round", "finished"}  # events that are no news

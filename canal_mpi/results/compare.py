@@ -1,4 +1,5 @@
-"""Several runs beside each other: groups of equal jobs, and what one group gains over another."""
+"""Several runs beside each other: the measures between runs, groups of equal jobs, and what one
+group gains over another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,13 +9,62 @@ import numpy as np
 
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Array
-from canal_mpi.results import measures as m
-from canal_mpi.results.measures import Measured, Scale, scale_for
+from canal_mpi.results.measures import (
+    Evaluations,
+    Scale,
+    instant_reward,
+    interval,
+    mean,
+    mean_where,
+    natural_scale,
+)
 from canal_mpi.results.reader import Run
 
 PARTS = tuple(k / 20 for k in range(2, 21))  # the p of TA(p) in figures
 TOLD = (0.5, 0.8, 1.0)  # and in tables
 NAMES = {"seed", "name", "preset"}  # settings that don't make another experiment
+
+
+class Measured(Evaluations):
+    """A run with its normalised evaluations and learning curves."""
+
+    def __init__(self, run: Run, scale: Scale | None = None) -> None:
+        super().__init__(run.agents, run.tasks, run["tasks"], run.score, scale or scale_for([run]))
+        self.run = run
+
+    def final_score(self, task: str) -> float:
+        """Mean score on a task right after it was learnt, in game points."""
+        table = self.run["tasks"]
+        return mean(table["score"][table["task"] == task])
+
+    def curve(self, agent: int, task: int) -> tuple[Array, Array]:
+        """Own steps on a task and normalised scores: evaluations before, inside and after it."""
+        table, run = self.run["curve"], self.run
+        here = (table["agent"] == run.agents[agent]) & (table["task"] == run.tasks[task])
+        steps = table["env_steps"][here].astype(float)
+        scores = self.scale(table["score"][here], task)
+        first = int(self.when[agent, task]) - 1
+        if first >= 0 and not np.isnan(self.P[agent, first, task]):
+            steps = np.concatenate([[0.0], steps])
+            scores = np.concatenate([[self.P[agent, first, task]], scores])
+        known = ~np.isnan(scores)
+        return steps[known], scores[known]
+
+    def even_curve(self, agent: int, task: int) -> Array:
+        """The same at evenly spaced steps up to the budget of a task."""
+        budget = int(self.run.setting("train.steps", 1))
+        return resampled(*self.curve(agent, task), budget)
+
+
+def scale_for(runs: Sequence[Run], experts: Sequence[Measured] = ()) -> Scale:
+    """By single-task experts where they are given, else the natural one of these runs."""
+    tasks = runs[0].tasks
+    if experts:
+        best = np.array([mean([e.final_score(task) for e in experts]) for task in tasks])
+        about = "part of the score of a single-task expert (one agent, one task, no sharing)"
+        return Scale("expert", about, np.zeros(len(tasks)), np.where(best > 0, best, np.nan))
+    max_steps = min(int(run.setting("evaluation.max_steps", 0)) for run in runs)
+    return natural_scale(tasks, [run.score for run in runs], max_steps)
 
 
 @dataclass
@@ -59,7 +109,7 @@ class Group:
         """Steps of the busiest agent, and ICR, averaged over the runs."""
         rounds = min(run.P.shape[1] for run in self.runs)
         steps = np.mean([run.steps[:, :rounds].max(axis=0) for run in self.runs], axis=0)
-        return steps, np.mean([m.instant_reward(run.P[:, :rounds]) for run in self.runs], axis=0)
+        return steps, np.mean([instant_reward(run.P[:, :rounds]) for run in self.runs], axis=0)
 
     def _curves(self, task: int) -> list[Array]:
         return [run.even_curve(a, task) for run in self.runs for a in range(self.agents)]
@@ -67,7 +117,7 @@ class Group:
     def areas(self) -> Array:
         """[task]: mean height of the learning curves of all agents."""
         tasks = range(len(self.runs[0].run.tasks))
-        return np.array([m.mean([m.area(curve) for curve in self._curves(i)]) for i in tasks])
+        return np.array([mean([area(curve) for curve in self._curves(i)]) for i in tasks])
 
     def mean_curve(self, task: int) -> Array:
         """The learning curve of a task, averaged over all agents."""
@@ -100,31 +150,32 @@ class Comparison:
         return found | (self._versus_experts(group) if self.experts else {})
 
     def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
-        low, high = m.interval(m.improvement, group.learnt, base.learnt)
+        low, high = interval(improvement, group.learnt, base.learnt)
         return {
-            "forward transfer": m.mean(m.forward_transfer(group.areas(), base.areas())),
-            "probability of improvement": m.improvement(group.learnt, base.learnt),
+            "forward transfer": mean(forward_transfer(group.areas(), base.areas())),
+            "probability of improvement": improvement(group.learnt, base.learnt),
             "probability of improvement, low": low,
             "probability of improvement, high": high,
             **{f"TA_mean({part:.0%})": self.advantage(group, part) for part in TOLD},
         }
 
     def advantage(self, group: Group, part: float) -> float:
-        """TA_mean(p) of a group over the baseline."""
+        """TA_mean(p): steps of all agents to p of what the baseline reaches; without / with."""
         base = self.baseline
         if base is None or not (group.whole and base.whole):
             return float("nan")
         (steps, scores), (base_steps, base_scores) = group.progress(), base.progress()
         ours, theirs = scores.mean(axis=0), base_scores.mean(axis=0)
-        return m.mean_time_advantage(part, steps, ours, base_steps, theirs)
+        return time_advantage(part * theirs[-1], steps, ours, base_steps, theirs)
 
     def _versus_single(self, group: Group, single: Group) -> dict[str, float]:
-        instant, total = m.learning_advantage(group.runs[0].P, single.runs[0].P)
+        instant, total = learning_advantage(group.runs[0].P, single.runs[0].P)
         found = {"ILA": float(instant[-1]), "TLA": float(total[-1])}
+        clock, alone = group.clock(), single.clock()
         whole = group.whole and single.whole
-        clocks = (*group.clock(), *single.clock()) if whole else None
         for part in TOLD:
-            found[f"TA({part:.0%})"] = m.time_advantage(part, *clocks) if clocks else float("nan")
+            level = part * alone[1].max() if whole else float("nan")
+            found[f"TA({part:.0%})"] = time_advantage(level, *clock, *alone)
         return found
 
     def _versus_experts(self, group: Group) -> dict[str, float]:
@@ -135,8 +186,8 @@ class Comparison:
             if task in expert.run.tasks
         ]
         return {
-            "relative performance (RP)": m.mean([m.relative_performance(*pair) for pair in pairs]),
-            "sample efficiency (SE)": m.mean([m.sample_efficiency(*pair) for pair in pairs]),
+            "relative performance (RP)": mean([relative_performance(*pair) for pair in pairs]),
+            "sample efficiency (SE)": mean([sample_efficiency(*pair) for pair in pairs]),
         }
 
 
@@ -216,3 +267,105 @@ def _word(key: str, value: Any) -> str:
         return "no sharing"
     name = "share" if key == "share.policy" else key.rpartition(".")[2]
     return f"{name} {value}"
+
+
+# ── functions of arrays ────────────────────────────────────────────────────────────────────────
+
+
+def resampled(steps: Array, scores: Array, budget: int, points: int = 101) -> Array:
+    """A learning curve at evenly spaced steps from 0 to the budget; its ends are held."""
+    if not len(steps):
+        return np.full(points, np.nan)
+    order = np.argsort(steps, kind="stable")
+    return np.interp(np.linspace(0, budget, points), steps[order], scores[order])
+
+
+def area(curve: Array) -> float:
+    """The mean height of an evenly spaced curve (trapezoids)."""
+    return float((curve[1:] + curve[:-1]).mean() / 2)
+
+
+def forward_transfer(area_: Array, baseline: Array) -> Array:
+    """Of each task: (AUC - AUC of the baseline) / (1 - AUC of the baseline), all in [0, 1]."""
+    ours, base = np.clip(area_, 0, 1), np.clip(baseline, 0, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(base < 1, (ours - base) / (1 - base), np.nan)
+
+
+def relative_performance(curve: Array, expert: Array) -> float:
+    """l2metrics RP: the sum of the curve over the sum of the expert's, over the steps of both."""
+    both = min(len(curve), len(expert))
+    return _ratio(np.nansum(curve[:both]), np.nansum(expert[:both]))
+
+
+def smoothed(curve: Array) -> Array:
+    """A moving average over a fifth of the curve (at most 100 points), mirrored at its ends."""
+    window = min(int(len(curve) * 0.2), 100)
+    if window < 3:
+        return curve
+    wide = np.concatenate([curve[window - 1 : 0 : -1], curve, curve[-2 : -window - 1 : -1]])
+    found = np.convolve(np.full(window, 1 / window), wide, mode="valid")
+    start = window // 2 - 1
+    return found[start : start + len(curve)]
+
+
+def saturation(curve: Array) -> tuple[float, int]:
+    """The maximum of the smoothed curve, and the index where it is first reached."""
+    smooth = smoothed(curve)
+    return float(smooth.max()), int(smooth.argmax())
+
+
+def sample_efficiency(curve: Array, expert: Array) -> float:
+    """l2metrics SE: (sat / sat of the expert) * (n of the expert / n); NaN where an n is 0."""
+    (high, n), (expert_high, expert_n) = saturation(curve), saturation(expert)
+    return _ratio(high, expert_high) * _ratio(expert_n, n) if expert_n else float("nan")
+
+
+def _ratio(above: float, below: float) -> float:
+    return float(above) / float(below) if below else float("nan")
+
+
+def learning_advantage(P: Array, single: Array) -> tuple[Array, Array]:
+    """ILA(t) and TLA(t) of ShELL: ICR and TPOT of N agents over those of a single one."""
+    both = min(P.shape[1], single.shape[1])
+    ours, theirs = instant_reward(P)[:both], instant_reward(single)[:both]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ours / theirs, np.cumsum(ours) / np.cumsum(theirs)
+
+
+def steps_to(level: float, steps: Array, scores: Array) -> float:
+    """Steps at which the scores first reach the level, between evaluations in a straight line."""
+    reached = np.flatnonzero(scores >= level)
+    if not len(reached):
+        return float("nan")
+    k = int(reached[0])
+    if k == 0:
+        return float(steps[0])
+    part = (level - scores[k - 1]) / (scores[k] - scores[k - 1])
+    return float(steps[k - 1] + part * (steps[k] - steps[k - 1]))
+
+
+def time_advantage(
+    level: float, steps: Array, scores: Array, base_steps: Array, base_scores: Array
+) -> float:
+    """TA of ShELL: steps of the baseline to a level / our steps to it; NaN for none above 0."""
+    if not level > 0:
+        return float("nan")
+    return _ratio(steps_to(level, base_steps, base_scores), steps_to(level, steps, scores))
+
+
+def improvement(x: Array, y: Array) -> Any:
+    """P(X > Y) for scores [run, task]: over tasks, how often a run of X beats one of Y."""
+    a, b = x[..., :, None, :], y[..., None, :, :]
+    wins = (a > b) + (a == b) / 2
+    known = ~np.isnan(a) & ~np.isnan(b)
+    pairs = known.sum(axis=(-3, -2))
+    won = np.where(known, wins, 0).sum(axis=(-3, -2)) / np.maximum(pairs, 1)
+    return mean_where(won, pairs > 0)
+
+
+def rows_of_runs(rows: int, crowd: int, rng: np.random.Generator, draws: int) -> Array:
+    """[draw, row]: runs drawn with replacement, and of each as many of its `crowd` agents."""
+    runs = rng.integers(rows // crowd, size=(draws, rows // crowd))
+    agents = rng.integers(crowd, size=(draws, rows // crowd, crowd))
+    return np.reshape(runs[..., None] * crowd + agents, (draws, rows))

@@ -26,8 +26,8 @@ from canal_mpi.results.files import (
     walk,
     write_whole,
 )
+from canal_mpi.results.progress import clean
 from canal_mpi.results.reader import LIMIT, Run, allowance, load, open_file, run_file
-from canal_mpi.results.status import clean
 from canal_mpi.results.store import TABLES
 
 PARTS = ("evaluations/*.h5", "checkpoints/agent-*/*.h5", "membuf/agent-*/*.h5")

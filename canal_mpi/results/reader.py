@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from canal_mpi.errors import CanalError, DamagedData, UsageError, import_extra, logger
-from canal_mpi.interfaces import Array, Columns, Offer, Spaces
-from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
+from canal_mpi.errors import DamagedData, UsageError, import_extra
+from canal_mpi.interfaces import Array, Columns
 from canal_mpi.results.files import (
     RATIO,
     attributes_of,
@@ -22,8 +21,7 @@ from canal_mpi.results.files import (
     read_arrays,
     walk,
 )
-from canal_mpi.results.store import SCHEMA_VERSION, TABLES
-from canal_mpi.state import strip_prefix
+from canal_mpi.results.store import SCHEMA_VERSION, TABLES, decoded
 
 if TYPE_CHECKING:
     from canal_mpi.evaluation import Policy
@@ -161,11 +159,6 @@ def checked_arrays(path: Path) -> Columns:
     return read_arrays(path, LIMIT)
 
 
-def decoded(column: Array) -> Array:
-    """A column of UTF-8 texts as str; others as they are."""
-    return np.char.decode(column, "utf-8", "replace") if column.dtype.kind == "S" else column
-
-
 class _Reader:
     """Takes a run out of an open file, trusting nothing in it."""
 
@@ -252,45 +245,3 @@ def _plain(value: Any) -> Any:
     if np.ndim(value) == 0:
         return value.item() if hasattr(value, "item") else value
     return [str(item) for item in np.ravel(value)[:100]]
-
-
-# ── lessons of an earlier run ──────────────────────────────────────────────────────────────────
-
-
-def check_folder(run: str) -> None:
-    """UsageError where a folder holds no lessons."""
-    if not any(Path(run).glob("membuf/agent-*/*.h5")):
-        raise UsageError(
-            f"--lessons {run}: no lessons there; expected the folder of a run, with "
-            "membuf/agent-0/round-01-… in it."
-        )
-
-
-def earlier_lessons(
-    run: str, tasks: tuple[str, ...], spaces: Spaces, limit: int
-) -> list[tuple[Lesson, bytes]]:
-    """The lessons of these tasks, packed and checked; files that fail are left out by name."""
-    found = []
-    for path in sorted(Path(run).glob("membuf/agent-*/*.h5")):
-        try:
-            lesson, data = _read_lesson(path, spaces, limit)
-        except CanalError as error:
-            logger.warning("%s is not offered: %s", path, error)
-            continue
-        if lesson.offer.task in tasks:
-            found.append((lesson, data))
-    return found
-
-
-def _read_lesson(path: Path, spaces: Spaces, limit: int) -> tuple[Lesson, bytes]:
-    known = {*ROWS, "donor", "round", "task", "score"}
-    columns = read_arrays(path, limit, lambda name: name in known or name.startswith("network/"))
-    try:
-        donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
-        task, score = columns["task"][0].decode(), float(columns["score"][0])
-        rows = {name: columns[name] for name in ROWS}
-        data = pack(donor, -round_, task, rows, strip_prefix("network", columns))
-        offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
-    except (LookupError, ValueError, AttributeError, TypeError, ArithmeticError) as error:
-        raise DamagedData(f"no lesson: {error}") from error
-    return unpack(data, offer, spaces, limit), data

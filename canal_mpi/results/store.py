@@ -2,6 +2,7 @@
 that agents collect for them, and the file, which is rewritten whole after every round."""
 
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.results.files import image, write_dataset, write_whole
+from canal_mpi.results.measures import Evaluations, natural_scale
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
 SCHEMA_VERSION = 5
@@ -315,7 +317,7 @@ class Store:
         about = "names along the dimension 'task'"
         write_dataset(file, "evaluation/task", _texts(info.tasks), description=about)
         if status != "running":
-            self._fill_measures(file.create_group("measures"), tables, score)
+            self._fill_measures(file.create_group("measures"), tables["tasks"], score)
 
     def _fill_attributes(self, file: Any, status: str) -> None:
         info = self.info
@@ -337,18 +339,16 @@ class Store:
             }
         )
 
-    def _fill_measures(self, group: Any, tables: dict[str, Columns], score: Array) -> None:
+    def _fill_measures(self, group: Any, rows: Columns, score: Array) -> None:
         """What the evaluations come to, so that nobody has to compute it again."""
-        from canal_mpi.results.measures import Measured
-        from canal_mpi.results.reader import Run, decoded
-
-        info, order = self.info, decoded(_texts(self.info.orders))
-        texts = {n: {k: decoded(c) for k, c in table.items()} for n, table in tables.items()}
-        facts = {"job": info.job}
-        run = Run(self.path, facts, texts, order, info.adjacency, list(info.tasks), score)
-        measured = Measured(run)
-        group.attrs.update({"scale": measured.scale.name, "description": measured.scale.about})
-        for name, measure in measured.measures().items():
+        info = self.info
+        agents = range(info.first_agent, info.first_agent + info.agents)
+        max_steps = tomllib.loads(info.job).get("evaluation", {}).get("max_steps", 0)
+        scale = natural_scale(info.tasks, [score], max_steps)
+        texts = {name: decoded(column) for name, column in rows.items()}
+        group.attrs.update({"scale": scale.name, "description": scale.about})
+        evaluations = Evaluations(agents, info.tasks, texts, score, scale)
+        for name, measure in evaluations.measures().items():
             marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
             write_dataset(group, name, measure.value, **marks)
 
@@ -363,6 +363,11 @@ class Store:
         agent = rows["agent"] - self.info.first_agent
         score[agent, rows["after_round"], where, rows["episode"]] = rows["score"]
         return score
+
+
+def decoded(column: Array) -> Array:
+    """A column of UTF-8 texts as str; others as they are."""
+    return np.char.decode(column, "utf-8", "replace") if column.dtype.kind == "S" else column
 
 
 def _texts(names: Sequence[Any]) -> Array:
