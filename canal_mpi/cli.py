@@ -163,12 +163,18 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     experienced to their neighbours; whoever comes to that task later learns from it instead of
     playing from scratch. Results are in RUN/run.h5.
     """
+    from canal_mpi.launch.hostfile import emulated, read_hosts, total
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.train import train
 
-    named = tuple(options["env_server_rank"])
+    flags, named = flags_of(options), tuple(options["env_server_rank"])
+    servers = options["env_servers"] or int(options["env_server"] and not named)
+    if options["emulate"] is not None:
+        hosts = read_hosts(Path(options["emulate"]))
+        flags["emulate"] = emulated(hosts)
+        servers = servers or (0 if named else total(hosts, serving=True))
     request = Request(
-        flags=flags_of(options),
+        flags=flags,
         job_file=options["job_file"],
         out=options["out"],
         name=options["name"],
@@ -177,8 +183,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
         ft=options["ft"],
-        emulate=options["emulate"],
-        env_servers=options["env_servers"] or int(options["env_server"] and not named),
+        env_servers=servers,
         env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
     )

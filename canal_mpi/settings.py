@@ -202,9 +202,7 @@ class ShareConfig:
     )
     relay: bool = setting(True, "pass on offers and lessons of others")
     budget: int = setting(0, "most bytes of lessons an agent takes in a round; 0: unlimited", 0)
-    pack: str = setting(
-        "auto", "compress lessons; auto: only where the link is slower than that", names=PACKS
-    )
+    pack: str = setting("auto", "compress lessons; auto: only between hosts", names=PACKS)
     timeout: float = setting(60.0, "free clock: seconds to wait for a lesson", 0.1, 1e6)
     lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
     max_message_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)

@@ -13,7 +13,7 @@ import pytest
 from launch import run
 
 from canal_mpi.config import resolve
-from canal_mpi.launch import doctor
+from canal_mpi.launch import doctor, links
 from canal_mpi.launch.doctor import (
     CheckReport,
     CheckRequest,
@@ -25,7 +25,6 @@ from canal_mpi.launch.doctor import (
 from canal_mpi.launch.hostfile import parse_hosts
 from canal_mpi.launch.mpirun import Command
 from canal_mpi.launch.supervise import ANSWER, Answer, ask_program
-from canal_mpi.rank import links
 
 FACTS = {
     "host": "nano-1",

@@ -9,15 +9,9 @@ from launch import SMOKE, columns, differences, mpirun, run
 
 from canal_mpi import config
 from canal_mpi.errors import UsageError
+from canal_mpi.launch.hostfile import emulated, read_hosts
 from canal_mpi.launcher import Throttle
-from canal_mpi.rank.emulate import (
-    Device,
-    check_size,
-    describe_slow,
-    devices,
-    emulated,
-    servers_of,
-)
+from canal_mpi.rank.plan import Device, Request, devices, make_plan
 from canal_mpi.report.report import page
 from canal_mpi.results.compare import compare
 from canal_mpi.results.reader import Run, load
@@ -35,16 +29,15 @@ def mix(tmp_path: Path) -> Path:
 def test_a_file_of_hosts_becomes_a_setting_of_the_job_that_a_resumed_run_still_has(
     mix: Path,
 ) -> None:
-    layer = emulated(str(mix))
-    assert layer == {"emulate": ("xavier-1", "nano-1@0.25", "nano-2@0.25")}
-    job = config.resolve(layer, environ={})
+    setting = emulated(read_hosts(mix))
+    assert setting == ("xavier-1", "nano-1@0.25", "nano-2@0.25")
+    job = config.resolve({"emulate": setting}, environ={})
     again = config.from_toml(config.to_toml(job))
     assert devices(again, ["here"] * 3) == [
         Device("xavier-1"),
         Device("nano-1", 0.25),
         Device("nano-2", 0.25),
     ]
-    assert emulated(None) == {}
 
 
 def test_without_emulation_ranks_are_where_they_are() -> None:
@@ -59,33 +52,16 @@ def test_the_rules_for_hosts_may_slow_them_and_the_file_wins() -> None:
     assert [device.speed for device in real] == [0.5, 1.0]
 
 
-def test_hosts_that_serve_environments_are_counted(tmp_path: Path) -> None:
-    file = tmp_path / "server.hosts"
-    file.write_text("nano-[1-2] speed=0.5\nxavier-1 1 env-server\n")
-    assert servers_of(str(file)) == 1
-
-
-def test_slow_devices_are_described_in_few_words() -> None:
-    played = [Device("x"), Device("a", 0.25), Device("b", 0.25), Device("c", 0.5)]
-    assert describe_slow(played) == "2 at 0.25, 1 at 0.5"
-    assert describe_slow(played[:1]) == ""
-
-
 def test_what_is_no_host_is_refused() -> None:
-    for text, words in {
-        "nano-1@0": "expected a number from 0.05 to 1",
-        "nano-1@2": "expected a number from 0.05 to 1",
-        "nano-1@fast": "expected a number from 0.05 to 1",
-        "no name": "expected a host, as in nano-1",
-    }.items():
-        with pytest.raises(UsageError, match=words):
+    for text in ("nano-1@0", "nano-1@2", "nano-1@fast", "no name"):
+        with pytest.raises(UsageError, match="expected a host, possibly with a speed"):
             devices(config.resolve({"emulate": [text]}, environ={}), ["here"])
 
 
 def test_another_number_of_ranks_and_several_machines_are_refused() -> None:
     job = config.resolve({"emulate": ["a", "b"]}, environ={})
     with pytest.raises(UsageError, match="mpirun -np 2"):
-        check_size(job, 3)
+        make_plan(Request({"emulate": ("a", "b"), "tasks": ["CartPole-v1"]}), ["here"] * 3, 3)
     with pytest.raises(UsageError, match="one machine"):
         devices(job, ["here", "there"])
 

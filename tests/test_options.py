@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp, inf, log, nan
+from math import exp, log, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -38,7 +38,7 @@ from canal_mpi.membuf.lesson import unpack
 from canal_mpi.membuf.selection import CHOOSERS, choose
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank import build
-from canal_mpi.rank.build import PACKING, make_agent, make_link
+from canal_mpi.rank.build import make_agent, make_link
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
 from canal_mpi.settings import Job
@@ -850,21 +850,16 @@ def test_whether_lessons_are_packed_is_handed_to_the_agent(packs: bool) -> None:
     assert agent.sharing.packs == packs
 
 
-@pytest.mark.parametrize(
-    ("pack", "link", "packs"),
-    [
-        ("always", inf, True),
-        ("never", 1.0, False),
-        ("auto", inf, False),
-        ("auto", 2 * PACKING, False),
-        ("auto", 0.5 * PACKING, True),
-    ],
-)
-def test_lessons_are_packed_always_never_or_where_the_link_is_slow(
-    pack: str, link: float, packs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "slowest_link", lambda world: link)
-    assert build.should_compress(*_two_agents(share__pack=pack)) == packs
+def test_lessons_are_packed_always_never_or_between_hosts() -> None:
+    for pack, here, between in (
+        ("always", True, True),
+        ("never", False, False),
+        ("auto", False, True),
+    ):
+        world, plan = _two_agents(share__pack=pack)
+        assert build.should_compress(world, plan) == here
+        world.hosts = ["a", "b"]
+        assert build.should_compress(world, plan) == between
 
 
 def _two_agents(**settings: Any) -> tuple[World, Plan]:
@@ -872,6 +867,7 @@ def _two_agents(**settings: Any) -> tuple[World, Plan]:
     edges, heartbeat = [(0, 1), (1, 0)], SimpleNamespace(idle=None)
     plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
     world = SimpleNamespace(agents_comm=object(), agents=2, agent=0, heartbeat=heartbeat, ft=False)
+    world.hosts = ["a", "a"]
     return cast(World, world), plan
 
 

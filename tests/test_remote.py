@@ -153,8 +153,8 @@ class QueuePort:
     def __init__(self, inward: "queue.Queue[bytes]", outward: "queue.Queue[bytes]") -> None:
         self.inward, self.outward = inward, outward
 
-    def post(self, data: wire.Bytes, most: int) -> None:
-        self.outward.put(bytes(data))
+    def post(self, data: bytes) -> None:
+        self.outward.put(data)
 
     def poll(self) -> bytes | None:
         try:
@@ -162,10 +162,8 @@ class QueuePort:
         except queue.Empty:
             return None
         if found == b"gone":
-            raise wire.PeerGone("killed")
+            raise ConnectionError("killed")
         return found
-
-    def close(self) -> None: ...
 
 
 class ThreadServer:
@@ -177,8 +175,7 @@ class ThreadServer:
             worker.ready(lambda: None)
         self.queues = [(queue.Queue[bytes](), queue.Queue[bytes]()) for _ in jobs]
         channels = [
-            ServerChannel(k, QueuePort(*self.queues[k]), worker, 1 << 20)
-            for k, worker in enumerate(workers)
+            ServerChannel(k, QueuePort(*self.queues[k]), worker) for k, worker in enumerate(workers)
         ]
         self.workers, self.server = workers, EnvServer(channels, lambda: None)
         self.thread = threading.Thread(target=self.server.serve, daemon=True)
@@ -190,7 +187,7 @@ class ThreadServer:
 
     def channel(self, k: int) -> PolledChannel:
         port = QueuePort(self.queues[k][1], self.queues[k][0])
-        return PolledChannel(port, "rank 9 on there", 1 << 20, lambda peer, what: None, 60)
+        return PolledChannel(port, "rank 9 on there", lambda peer, what: None, 60)
 
 
 def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(
@@ -237,7 +234,7 @@ def test_an_agent_that_breaks_the_rules_is_told_and_left_alone(tmp_path: Path) -
 def test_a_slow_answer_is_waited_for(tmp_path: Path) -> None:
     asked, answered = queue.Queue[bytes](), queue.Queue[bytes]()
     port = QueuePort(answered, asked)
-    channel = PolledChannel(port, "there", 100, lambda peer, what: None, 30)
+    channel = PolledChannel(port, "there", lambda peer, what: None, 30)
     for pause in (0.0, 0.002, 0.05, 0.0):
         channel.ask(b"request")
         start = time.monotonic()

@@ -28,20 +28,18 @@ class Channel(Protocol):
 
     def ask(self, request: bytes) -> None: ...
     def answer(self, what: str) -> wire.Bytes: ...
-    def close(self) -> None: ...
 
 
 class PolledChannel:
     """A channel whose waits sleep, have a deadline and name the server."""
 
-    def __init__(self, port: wire.Port, name: str, room: int, idle: Idle, timeout: float) -> None:
-        self.port, self.name, self._room = port, name, room
-        self._idle, self._timeout = idle, timeout
+    def __init__(self, port: wire.Port, name: str, idle: Idle, timeout: float) -> None:
+        self.port, self.name, self._idle, self._timeout = port, name, idle, timeout
         self._usual = 0.0  # seconds that a quick answer takes
 
     def ask(self, request: bytes) -> None:
         """Send a request."""
-        self.port.post(request, self._room)
+        self.port.post(request)
 
     def answer(self, what: str) -> wire.Bytes:
         """Wait for the answer: asleep, but for a moment around the time when it usually comes."""
@@ -67,10 +65,6 @@ class PolledChannel:
             os.sched_yield()
         else:
             sleep(min(waited / 10, LONGEST))
-
-    def close(self) -> None:
-        """Nothing more will come."""
-        self.port.close()
 
 
 class RemoteEnvs:
@@ -190,4 +184,3 @@ class RemoteMaker:
             channel.ask(wire.message(wire.BYE, 0))
         for channel in self.channels:
             channel.answer("goodbye")
-            channel.close()

@@ -69,8 +69,8 @@ class Worker:
 class ServerChannel:
     """A channel at the server: the agent's port on one side, a worker on the other."""
 
-    def __init__(self, agent: int, port: wire.Port, worker: Worker, room: int) -> None:
-        self.agent, self.port, self.worker, self._room = agent, port, worker, room
+    def __init__(self, agent: int, port: wire.Port, worker: Worker) -> None:
+        self.agent, self.port, self.worker = agent, port, worker
         self.busy: wire.Head | None = None  # the request that the worker is at
 
     def hear(self) -> bool:
@@ -97,13 +97,13 @@ class ServerChannel:
             self.fail(error)
             return
         self.busy = None
-        self.port.post(answer, self._room)
+        self.port.post(answer)
 
     def fail(self, error: Exception) -> None:
         """Tell the agent that its environment is lost."""
         head, self.busy = self.busy or wire.Head(wire.BYE, 0, 0, 0), None
         logger.error("agent %d: %s", self.agent, error)
-        self.port.post(wire.pack_failure(head.kind, head.env, error), self._room)
+        self.port.post(wire.pack_failure(head.kind, head.env, error))
 
 
 class EnvServer:
@@ -146,7 +146,7 @@ class EnvServer:
         """Whether an agent had something to say; one that breaks the rules is left alone."""
         try:
             heard = channel.hear()
-        except wire.PeerGone as error:
+        except ConnectionError as error:
             logger.warning("agent %d is gone: %s", channel.agent, error)
             self._drop(channel)
             return False
@@ -155,14 +155,13 @@ class EnvServer:
             self._drop(channel)
             return False
         if channel.busy and channel.busy.kind == wire.BYE:
-            channel.port.post(wire.message(wire.BYE, 0), wire.HEAD.size)
+            channel.port.post(wire.message(wire.BYE, 0))
             self._drop(channel)
         return heard
 
     def _drop(self, channel: ServerChannel) -> None:
         """Close the environments of a channel."""
         self.channels.remove(channel)
-        channel.port.close()
         self._left.append(channel.worker)
         channel.worker.dismiss(hangs=channel.busy is not None and channel.busy.kind != wire.BYE)
 

@@ -1,7 +1,7 @@
 """Messages between agents and env servers: a fixed head, then a body of a known size.
 
 A channel joins an agent to one worker process of a server; it carries one request at a time and
-its answer. Both ends work out from the job how large a message can be.
+its answer.
 """
 
 import struct
@@ -25,18 +25,16 @@ STATE_LIMIT = 1 << 28  # bytes of a saved environment
 Bytes = bytes | bytearray | memoryview
 
 
-class PeerGone(ProtocolError):
-    """The other end of a channel no longer exists."""
-
-
 class Port(Protocol):
-    """One end of a channel: whole messages, and nothing that blocks."""
+    """One end of a channel: whole messages, and nothing that blocks.
+
+    `poll` raises ConnectionError where the other end no longer exists.
+    """
 
     peer: int
 
-    def post(self, data: Bytes, most: int) -> None: ...
+    def post(self, data: bytes) -> None: ...
     def poll(self) -> Bytes | None: ...
-    def close(self) -> None: ...
 
 
 class Head(NamedTuple):
@@ -60,17 +58,9 @@ def read_head(data: Bytes) -> Head:
     magic, kind, failed, env, size = HEAD.unpack_from(data)
     if magic != MAGIC or not MAKE <= kind <= BYE or failed > FAILED or size > STATE_LIMIT:
         raise ProtocolError(f"no message for environments: {bytes(data[: HEAD.size])!r}")
+    if size != len(data) - HEAD.size:
+        raise ProtocolError(f"a message announces {size} bytes and has {len(data) - HEAD.size}")
     return Head(kind, failed, env, size)
-
-
-def request_size(games: int) -> int:
-    """The longest request, but for a state that is handed back."""
-    return HEAD.size + max(ORDER.size, 4 * games)
-
-
-def answer_size(spaces: Spaces, games: int) -> int:
-    """The longest answer, but for a saved state."""
-    return HEAD.size + max(Layout(spaces, games).whole, 2 + WORDS)
 
 
 def pack_failure(kind: int, env: int, error: Exception) -> bytes:

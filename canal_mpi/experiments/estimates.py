@@ -14,7 +14,7 @@ from canal_mpi.experiments.points import FINISHED, Point
 from canal_mpi.experiments.runner import cores
 from canal_mpi.games import order_of
 from canal_mpi.launch.mpirun import Command, program
-from canal_mpi.rank.emulate import devices
+from canal_mpi.rank.plan import devices
 from canal_mpi.results.progress import duration
 from canal_mpi.results.reader import load
 from canal_mpi.results.status import status_of

@@ -19,8 +19,7 @@ from canal_mpi.experiments.points import (
     name_of,
     resolved,
 )
-from canal_mpi.launch.hostfile import MOST_RANKS, Host, is_here, read_hosts, total
-from canal_mpi.rank.emulate import emulated
+from canal_mpi.launch.hostfile import MOST_RANKS, Host, emulated, is_here, read_hosts, total
 from canal_mpi.report.report import write_report
 from canal_mpi.results.compare import Measured, mix, scale_for
 from canal_mpi.results.files import file_name, image, write_dataset, write_whole
@@ -144,7 +143,7 @@ def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     hosts = read_hosts(file)
     ranks = (total(hosts), total(hosts, serving=True))
     if emulate:
-        return Choice(file.stem, emulated(str(file)), *ranks)
+        return Choice(file.stem, {"emulate": emulated(hosts)}, *ranks)
     if not shared_disk and not is_here(hosts[0].name):
         raise UsageError(
             f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "

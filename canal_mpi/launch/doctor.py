@@ -231,7 +231,7 @@ def measure_links(
     pairs: Sequence[tuple[int, int]], names: Sequence[str], seconds: float, network: str | None
 ) -> dict[tuple[int, int], list[float]]:
     """Seconds one way and bytes per second between pairs of hosts, or of two ranks on one."""
-    program = [sys.executable, "-m", "canal_mpi.rank.links"]
+    program = [sys.executable, "-m", "canal_mpi.launch.links"]
     words = ",".join(f"{a}-{b}" for a, b in pairs)
     hosts = [Host(name, 2 if len(names) == 1 else 1) for name in names]
     ranks = max(len(names), 2)
@@ -286,9 +286,12 @@ def _code() -> str:
 
 
 def _mpi() -> str:
-    from canal_mpi.rank.links import mpi_library
+    from canal_mpi.rank.world import mpi_library
 
-    return mpi_library()
+    try:
+        return mpi_library()
+    except (ImportError, RuntimeError):
+        return ""
 
 
 def _load_games(games: Sequence[str]) -> int:

@@ -133,6 +133,12 @@ def is_here(name: str) -> bool:
     return False
 
 
+def emulated(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """The setting `emulate`, by which each rank of one machine plays one of these hosts."""
+    names = [f"{h.name}@{h.speed:g}" if h.speed < 1 else h.name for h in hosts]
+    return tuple(name for name, h in zip(names, hosts, strict=True) for _ in range(h.ranks))
+
+
 def convert(text: str, where: str, kind: str) -> str:
     """A description as a hostfile of Open MPI or MPICH; the comment at its top is kept."""
     comment = takewhile(lambda line: line.startswith("#"), text.splitlines())

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -41,6 +41,11 @@ from canal_mpi.settings import Job
 from canal_mpi.state import random_stream, seed_integer
 from canal_mpi.topology import Tag
 from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_offers, unpack_offers
+
+if TYPE_CHECKING:
+    from canal_mpi.topology.transport import MpiPort
+
+HEADS = 1 << 16  # what a message takes beside its arrays
 
 
 def make_learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learner:
@@ -106,9 +111,6 @@ def make_agent(
     )
 
 
-HEADS = 1 << 16  # what a message takes beside its arrays
-
-
 def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
     """Connects this agent, over MPI where there is somebody to share with; what makes its link."""
     share, comm = plan.job.share, world.agents_comm
@@ -126,11 +128,9 @@ def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
 
 
 def should_compress(world: World, plan: Plan) -> bool:
-    """Whether lessons are packed: where that is faster than sending them as they are."""
-    share = plan.job.share
-    if share.pack != "auto" or not plan.edges:
-        return share.pack == "always"
-    return slowest_link(world) < PACKING
+    """Whether lessons are packed: between hosts, unless the job says something else."""
+    pack = plan.job.share.pack
+    return pack == "always" or (pack == "auto" and len(set(world.hosts[: world.agents])) > 1)
 
 
 def offer_earlier_lessons(world: World, plan: Plan, link: Exchange, agent: Agent) -> int:
@@ -161,77 +161,43 @@ def env_server_of(world: World, agent: int) -> int:
     return servers[agent % len(servers)]
 
 
-def agents_served_by(world: World, server: int) -> list[int]:
-    """The living agents that a server plays for."""
-    return [agent for agent in world.living_agents if env_server_of(world, agent) == server]
+def make_ports(world: World, agent: int, games: int) -> "list[MpiPort]":
+    """This rank's ends of the channels between an agent and its env server.
 
+    There are so many that the server's cores are used and no game waits needlessly.
+    """
+    from canal_mpi.topology.transport import MpiPort
 
-def channels_per_agent(world: World, server: int, games: int) -> int:
-    """So many that the server's cores are used and no game waits needlessly."""
-    agents = len(agents_served_by(world, server))
+    assert world.comm is not None
+    server = env_server_of(world, agent)
+    served = [one for one in world.living_agents if env_server_of(world, one) == server]
     cores = int(world.host_info[server]["cores"])
-    return max(1, min(games, cores // max(agents, 1), 64))
+    tags, peer = (Tag.ENV_ANSWER, Tag.ENV_REQUEST), server
+    if world.is_env_server:
+        tags, peer = (Tag.ENV_REQUEST, Tag.ENV_ANSWER), agent
+    return [
+        MpiPort(world.comm, peer, tags[0] + k, tags[1] + k, wire.HEAD.size + wire.STATE_LIMIT)
+        for k in range(max(1, min(games, cores // len(served), 64)))
+    ]
 
 
 def make_remote_envs(world: World, job: Job, spaces: Spaces) -> RemoteMaker:
     """Makes environments that an env server plays; `job` as it is on the agent's host."""
-    from canal_mpi.rank.env_port import MpiPort
-
-    assert world.comm is not None
-    server, games, heartbeat = env_server_of(world, world.rank), job.train.num_envs, world.heartbeat
-    room, size = wire.request_size(games), wire.answer_size(spaces, games)
-    channels = [
-        PolledChannel(
-            MpiPort.of_agent(world.comm, server, number, size),
-            heartbeat.names[server],
-            room,
-            heartbeat.attend,
-            job.timeout,
-        )
-        for number in range(channels_per_agent(world, server, games))
-    ]
+    heartbeat, ports = world.heartbeat, make_ports(world, world.rank, job.train.num_envs)
+    name = heartbeat.names[env_server_of(world, world.rank)]
+    channels = [PolledChannel(port, name, heartbeat.attend, job.timeout) for port in ports]
     return RemoteMaker(channels, job, spaces)
 
 
 def make_env_server(world: World, job: Job, log_file: Path, speed: float) -> EnvServer:
     """This rank's server, its workers loaded; they play at a fraction of their speed."""
-    from canal_mpi.rank.env_port import MpiPort
-
-    assert world.comm is not None
-    spaces, channels = common_spaces(job.tasks, job.task), []
-    for agent in agents_served_by(world, world.rank):
-        here = on_host(job, world.host_labels[agent])
-        games = here.train.num_envs
-        size, room = wire.request_size(games), wire.answer_size(spaces, games)
-        for number in range(channels_per_agent(world, world.rank, games)):
-            port = MpiPort.of_server(world.comm, agent, number, size)
-            channels.append(ServerChannel(agent, port, Worker(here, log_file, speed), room))
+    channels = []
+    for agent in world.living_agents:
+        if env_server_of(world, agent) == world.rank:
+            here = on_host(job, world.host_labels[agent])
+            for port in make_ports(world, agent, here.train.num_envs):
+                channels.append(ServerChannel(agent, port, Worker(here, log_file, speed)))
     for channel in channels:
         channel.worker.ready(lambda: world.heartbeat.beat(world.heartbeat.mine))
     world.heartbeat.progress[world.rank] = Progress("serving")
     return EnvServer(channels, lambda: world.heartbeat.idle(world.root, "serving"))
-
-
-PROBE = 1 << 21  # bytes
-PACKING = 100e6  # bytes of rows per second that are packed and unpacked
-
-
-def slowest_link(world: World) -> float:
-    """Bytes per second from the root to the slowest other host; infinite on one host."""
-    firsts = {world.hosts[rank]: rank for rank in reversed(world.alive) if rank < world.agents}
-    others = sorted(rank for host, rank in firsts.items() if host != world.hosts[world.root])
-    found = float("inf")
-    if world.polled is None or not others:
-        return found
-    for rank in others if world.is_root else [world.root] * (world.rank in others):
-        for size in (1, PROBE):  # the first one opens the connection
-            start = perf_counter()
-            if world.is_root:
-                world.polled.post(bytes(size), rank, Tag.BANDWIDTH)
-            echo = world.polled.collect(rank, Tag.BANDWIDTH, PROBE, "the start")
-            if not world.is_root:
-                world.polled.post(b"\0", rank, Tag.BANDWIDTH)
-            assert echo
-        found = min(found, PROBE / (perf_counter() - start))
-    world.polled.settle("the start")
-    return float(world.broadcast(repr(found).encode(), world.agents))

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from math import isfinite, isnan, nan
 from pathlib import Path
@@ -19,9 +19,8 @@ from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import nobody_reads, terminal
-from canal_mpi.rank.emulate import Device, describe_slow
 from canal_mpi.rank.heartbeat import Heartbeat
-from canal_mpi.rank.plan import Plan, Request, crowded
+from canal_mpi.rank.plan import Device, Plan, Request, crowded
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.progress import digits, duration, progress_lines, remaining
@@ -280,7 +279,9 @@ def greeting(
     """What runs, where, and what it costs: bytes of replay and rehearsal, earlier lessons."""
     job, size, hosts = plan.job, world.agents, len(set(world.host_labels))
     emulated = "emulated " * bool(job.emulate)
-    slow = f" ({words} of full speed)" if (words := describe_slow(devices)) else ""
+    speeds = Counter(device.speed for device in devices if device.speed < 1)
+    words = ", ".join(f"{count} at {speed:g}" for speed, count in sorted(speeds.items()))
+    slow = f" ({words} of full speed)" if words else ""
     sharing = "no sharing"
     if plan.edges or before:
         sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"

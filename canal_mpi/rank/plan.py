@@ -5,16 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from canal_mpi import config
 from canal_mpi.config import on_host
 from canal_mpi.errors import StorageError, UsageError
 from canal_mpi.games import order_of
-from canal_mpi.rank.emulate import check_size, devices, emulated, servers_of
 from canal_mpi.results.files import NAME, file_name
 from canal_mpi.settings import Job, Layer
 from canal_mpi.topology.graphs import edges
+
+SLOWEST = 0.05  # speed factor of an emulated host
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,13 @@ class Request:
     resume: str | None = None
     max_time: float | None = None  # seconds
     ft: bool = False  # go on without ranks that die
-    emulate: str | None = None  # a file that describes hosts
+
+
+class Device(NamedTuple):
+    """The host that a rank runs on, or emulates, and the part of full speed it is held to."""
+
+    host: str
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,22 +72,25 @@ class Plan:
         return [k for k in same if (agent, k) in both]
 
 
-def make_plan(request: Request, hosts: Sequence[str], size: int = 0) -> Plan:
+def make_plan(request: Request, hosts: Sequence[str], size: int) -> Plan:
     """Read files, check names, decide who does what; on rank 0 only. One host per agent.
 
     `size` counts env servers too.
     """
     from canal_mpi import envs
 
-    flags = request.flags | emulated(request.emulate)
-    job = envs.named(config.resolve(flags, request.job_file))
+    job = envs.named(config.resolve(request.flags, request.job_file))
     first = _first_agent(request, len(hosts))
+    if job.emulate and len(job.emulate) != size:
+        raise UsageError(
+            f"the job emulates hosts on {len(job.emulate)} ranks, but the world has {size}: "
+            f"start it with mpirun -np {len(job.emulate)}."
+        )
     if job.share.lessons:
         _check_lessons(job)
         there = str(Path(job.share.lessons).absolute())  # a resume may start elsewhere
         job = replace(job, share=replace(job.share, lessons=there))
     run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
-    check_size(job, size or len(hosts))
     return plan_of(job, _folder(request, job), run_id, first, hosts)
 
 
@@ -101,6 +111,31 @@ def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
     orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
     rounds = job.train.rounds or len(job.tasks)
     return [order[:rounds] for order in orders]
+
+
+def devices(job: Job, hosts: Sequence[str]) -> list[Device]:
+    """What ranks on these hosts run on, or emulate (`job.emulate`): agents first."""
+    if job.emulate and len(set(hosts)) > 1:
+        raise UsageError(
+            f"hosts are emulated on one machine; these ranks are on {len(set(hosts))} hosts: "
+            "leave out --emulate, or the hostfile of mpirun."
+        )
+    return [_device(job, text) for text in job.emulate or hosts][: len(hosts)]
+
+
+def _device(job: Job, text: str) -> Device:
+    """A host with the speed behind its @, or the one that the job's rules give it."""
+    name, at, factor = text.partition("@")
+    try:
+        speed = float(factor) if at else on_host(job, name).train.speed
+    except ValueError:
+        speed = 0.0
+    if job.emulate and not (NAME.fullmatch(name) and SLOWEST <= speed <= 1):
+        raise UsageError(
+            f"emulate: '{text}': expected a host, possibly with a speed from {SLOWEST} to 1, as in "
+            "nano-1 or nano-1@0.25."
+        )
+    return Device(name, speed)
 
 
 def _check_lessons(job: Job) -> None:
@@ -130,7 +165,7 @@ def _check_sync(plan: Plan) -> None:
 def env_servers(request: Request, size: int) -> list[int]:
     """The ranks that run environments: those that were named, or the last ones."""
     ranks = request.env_server_ranks
-    number = request.env_servers or (0 if ranks else servers_of(request.emulate))
+    number = request.env_servers
     if number < 0:
         raise UsageError(f"--env-servers {number}: expected 0 or more.")
     if ranks and number not in (0, len(ranks)):

@@ -33,7 +33,7 @@ MAY_CHANGE = (
     *("train.steps", "train.rounds", "train.speed", "tasks", "timeout", "hosts"),
     *("checkpoint.", "report."),
 )
-FORBIDDEN = ("job_file", "out", "name", "force", "agent", "emulate")
+FORBIDDEN = ("job_file", "out", "name", "force", "agent")
 
 
 Reports = dict[int, dict[str, Any]]  # what one rank of each host finds there, by rank

@@ -22,8 +22,7 @@ from canal_mpi.launcher import Throttle
 from canal_mpi.rank import build, recover, resume
 from canal_mpi.rank.collect import Collector
 from canal_mpi.rank.display import Display, greeting, next_steps, remarks, resume_command
-from canal_mpi.rank.emulate import Device, devices
-from canal_mpi.rank.plan import Plan, Request, env_servers, make_plan
+from canal_mpi.rank.plan import Device, Plan, Request, devices, env_servers, make_plan
 from canal_mpi.rank.resume import ResumePoint
 from canal_mpi.rank.shutdown import Shutdown, print_error, run_guarded, stop_signals
 from canal_mpi.rank.world import World

@@ -291,9 +291,7 @@ class World:
 def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
     """MPI's communicator, if MPI and the launcher agree on the number of ranks."""
     try:
-        import mpi4py
-
-        mpi4py.rc(initialize=False, finalize=True)
+        library = mpi_library()
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise CommonError(
@@ -303,7 +301,6 @@ def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
         ) from error
     from canal_mpi.topology.transport import deadline
 
-    library = mpi_name()
     hydra = "HYDI_CONTROL_FD" in os.environ  # MPICH's own; srun sets PMI_RANK, too
     foreign = hydra if "Open MPI" in library else "Open MPI" in launcher.name
     if not foreign:  # else its initialisation warns, or aborts the process
@@ -320,8 +317,11 @@ def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
         return MPI.COMM_WORLD.Dup()
 
 
-def mpi_name() -> str:
-    """The MPI library that is loaded, as in `Open MPI v5.0.11`."""
+def mpi_library() -> str:
+    """The MPI library that this environment loads, as in `Open MPI v5.0.11`."""
+    import mpi4py
+
+    mpi4py.rc(initialize=False, finalize=True)
     from mpi4py import MPI
 
     words = MPI.Get_library_version().replace("\0", "").splitlines()[0]

@@ -14,8 +14,6 @@ class Tag(IntEnum):
     FILE = 34  # a checkpoint that another host holds
     STOP = 35
     HISTORY = 36  # rows of earlier rounds, after a death
-    BANDWIDTH = 37  # the probe at the start of a run
-    PING = 38  # between hosts, for the doctor
-    ENV_REQUEST = 100  # these three plus the number of the channel
+    PING = 37  # between hosts, for the doctor
+    ENV_REQUEST = 100  # these two plus the number of the channel
     ENV_ANSWER = 300
-    ENV_BULK = 500

@@ -308,3 +308,43 @@ def split(comm: ShrunkComm, agents: int, seconds: float) -> ShrunkComm:
         part = MPI.Intracomm(comm).Split(int(is_env_server), comm.ranks[comm.Get_rank()])
     numbers = [number for number in comm.numbers if (number >= agents) == is_env_server]
     return ShrunkComm(MPI.Intracomm(part), numbers)
+
+
+class MpiPort:
+    """One end of a channel between an agent and its env server: whole messages, never blocks."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, peer: int, receive_tag: int, send_tag: int, limit: int
+    ) -> None:
+        self.comm, self.peer, self.limit = comm, peer, limit
+        self._receive_tag, self._send_tag = receive_tag, send_tag
+        self._status = MPI.Status()
+        self._coming: MPI.Request | None = None
+        self._data = bytearray()
+        self._out: list[tuple[MPI.Request, object]] = []
+
+    def post(self, data: bytes) -> None:
+        """Start sending a message."""
+        request = self.comm.Isend([data, MPI.BYTE], self.peer, self._send_tag)
+        self._out = [*_unfinished(self._out), (request, data)]
+
+    def poll(self) -> bytearray | None:
+        """The next message if it is here; ConnectionError where the peer has died (--ft)."""
+        try:
+            if self._coming is None:
+                found = self.comm.Improbe(self.peer, self._receive_tag, self._status)
+                if found is None:
+                    return None
+                size = self._status.Get_count(MPI.BYTE)
+                if size > self.limit:
+                    raise ProtocolError(
+                        f"message of {size} bytes is over the limit of {self.limit}"
+                    )
+                self._data = bytearray(size)
+                self._coming = found.Irecv([self._data, MPI.BYTE])
+            if not self._coming.Test():
+                return None
+        except MPI.Exception as error:
+            raise ConnectionError(str(error)) from error
+        self._coming = None
+        return self._data
