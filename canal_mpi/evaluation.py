@@ -31,9 +31,16 @@ from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.build import make_learner
 from canal_mpi.rank.shutdown import run_guarded
 from canal_mpi.rank.world import World
-from canal_mpi.results.files import file_name, image, write_arrays, write_dataset, write_whole
+from canal_mpi.results.files import (
+    file_name,
+    image,
+    read_arrays,
+    write_arrays,
+    write_dataset,
+    write_whole,
+)
 from canal_mpi.results.progress import digits
-from canal_mpi.results.reader import Run, checked_arrays, load
+from canal_mpi.results.reader import LIMIT, Run, load
 from canal_mpi.results.store import ROWS_LIMIT
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream
@@ -278,7 +285,7 @@ def policy_from(path: Path, job: Job, agent: int) -> Policy:
     spaces = common_spaces(job.tasks, job.task)
     learner = make_learner(job, agent, spaces, job.tasks[0])
     try:
-        learner.load_state_dict(checked_arrays(path))
+        learner.load_state_dict(read_arrays(path, LIMIT))
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
     return Policy(agent, job, spaces, learner)

@@ -31,12 +31,18 @@ def invoke(*arguments: str) -> Result:
 ABOUT = {"agent": 0, "run_id": "x", "agents": 1, "first_agent": 0, "job": "seed = 1"}
 
 
+def lesson(steps: int) -> Columns:
+    """The arrays of a lesson's file."""
+    about = {"donor": np.array([0]), "round": np.array([1]), "score": np.array([1.0])}
+    return played(steps) | about | {"task": np.array([b"x"], dtype="S64")}
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with one good file of every kind."""
     folder = tmp_path_factory.mktemp("run")
     Store(folder / "run.h5", info()).write("finished")
-    write_arrays(folder / "membuf/agent-0/round-01-x.h5", played(20), {"kind": "membuf"})
+    write_arrays(folder / "membuf/agent-0/round-01-x.h5", lesson(20), {"kind": "membuf"})
     agent = small_agent(small_job(train__steps=8), sink=Sink())
     agent.saver = Checkpoints(folder, ABOUT, CheckpointConfig(interval=4))
     agent.run()
@@ -72,17 +78,17 @@ def test_a_spoilt_run_is_told_with_exit_code_1(run: Path, tmp_path: Path) -> Non
 
 def test_rows_with_a_right_checksum_that_are_wrong_are_told(tmp_path: Path) -> None:
     def membuf(name: str, place: int, value: float) -> Columns:
-        rows = played(6)
-        rows[name][place] = value
-        return rows
+        columns = lesson(6)
+        columns[name][place] = value
+        return columns
 
     wrong: dict[str, Columns] = {
         "unknown flags": membuf("flags", 2, 64),
-        "not closed": membuf("flags", -1, 0),
+        "not closed properly": membuf("flags", -1, 0),
         "not finite": membuf("reward", 1, np.nan),
-        "a cut is not followed": membuf("flags", 1, 2),
-        "lacks action, reward, flags": {"state": np.zeros(3)},
-        "differ in length": played(6) | {"action": np.zeros(2, dtype=np.uint8)},
+        "play are not closed": membuf("flags", 1, 2),
+        "no lesson: 'donor'": {"state": np.zeros(3)},
+        "differ in length": lesson(6) | {"action": np.zeros(2, dtype=np.uint8)},
     }
     for words, columns in wrong.items():
         write_arrays(tmp_path / "a.h5", columns, {"kind": "membuf"})
@@ -90,9 +96,13 @@ def test_rows_with_a_right_checksum_that_are_wrong_are_told(tmp_path: Path) -> N
 
 
 def test_results_that_name_a_missing_agent_or_round_are_told(tmp_path: Path) -> None:
-    for agent, round_, words in ((7, 1, "/curve/agent names agents"), (0, 0, "too small")):
-        store, sink = Store(tmp_path / "run.h5", info()), Sink()
-        sink.add("curve", agent=agent, round=round_, task="x", env_steps=1, score=0.0, seconds=0.0)
+    for agent, round_, task, column in (
+        (7, 1, "Krull", "agent"),
+        (0, 0, "Krull", "round"),
+        (0, 1, "x", "task"),
+    ):
+        store, sink, words = Store(tmp_path / "run.h5", info()), Sink(), f"/curve/{column} names"
+        sink.add("curve", agent=agent, round=round_, task=task, env_steps=1, score=0.0, seconds=0.0)
         store.append(sink.take(), 0)
         store.write("running")
         assert words in "\n".join(verify(tmp_path / "run.h5"))
@@ -107,13 +117,14 @@ def test_tables_of_sweeps_and_studies_have_columns_of_one_length(tmp_path: Path)
         assert "the columns of '/b' differ in length" in verify(tmp_path / "x.h5")[0]
 
 
-def test_a_checkpoint_that_lacks_a_part_is_told(run: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path: Path) -> None:
     good = sorted(folder_of(run, 0).glob("round-*"))[-1]
+    odd, about = tmp_path / "agent-0" / good.name, ABOUT | {"kind": "checkpoint", "version": 1}
     columns = read_arrays(good)
-    del columns["streams/draws"]
-    write_arrays(tmp_path / good.name, columns, ABOUT | {"kind": "checkpoint", "round": 3})
-    told = "\n".join(verify(tmp_path / good.name))
-    assert "lacks streams/draws" in told and "is of round 1 inside and of 3 outside" in told
+    write_arrays(odd, columns, about | {"round": 3})
+    assert "holds agent 0, round 3, version 1" in verify(odd)[0]
+    write_arrays(odd, columns | {"learner/x": np.array([np.inf])}, about | {"round": 1})
+    assert verify(odd) == [f"{odd}: learner/x holds a number that is not finite"]
 
 
 def test_texts_are_checked_too(tmp_path: Path) -> None:

@@ -93,8 +93,9 @@ def test_a_run_of_another_schema_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_file_that_is_not_ours_is_a_usage_error(tmp_path: Path) -> None:
     for data in (b"", b"hello", b"\x89HDF\r\n\x1a\n" + bytes(600)):
         (tmp_path / "run.h5").write_bytes(data)
-        with pytest.raises(UsageError, match=r"is not a file of canal-mpi\.$"):
+        with pytest.raises(DamagedData, match=r"is not a file of canal-mpi\.$") as caught:
             load(tmp_path)
+        assert caught.value.code == UsageError.code
     (tmp_path / "run.h5").write_bytes(image(lambda file: None))
     with pytest.raises(UsageError, match="not the results of a run"):
         load(tmp_path)
@@ -214,7 +215,7 @@ def test_a_file_that_lies_is_refused_by_every_reader_with_little_memory(tmp_path
     for name, lie in LIES.items():
         folder = changed(write_run(tmp_path / name), lie)
         tracemalloc.start()
-        with pytest.raises(DamagedData, match=r"run\.h5 (is not as|has too many)") as caught:
+        with pytest.raises(DamagedData, match=r"run\.h5:? ('|is not|has too|ann)") as caught:
             load(folder)
         assert tracemalloc.get_traced_memory()[1] < 50 << 20, name
         tracemalloc.stop()
@@ -230,7 +231,7 @@ def test_a_dataset_of_an_unknown_name_is_not_read(tmp_path: Path) -> None:
 
     folder = changed(write_run(tmp_path / "a"), unknown)
     assert "colour" not in load(folder)["tasks"]
-    with pytest.raises(DamagedData, match="'tasks/colour' is too large"):
+    with pytest.raises(DamagedData, match="announces over"):
         differences(folder, folder)
 
 

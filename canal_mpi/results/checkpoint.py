@@ -144,26 +144,28 @@ class Found:
 def survey(run: Path) -> tuple[list[Found], list[str]]:
     """Every whole checkpoint of every agent on this host, and what is wrong with the others."""
     found, damaged = [], []
-    for folder in sorted((run / "checkpoints").glob("agent-*")):
-        number = FOLDER.fullmatch(folder.name)
-        for mark in marks(folder) if number else ():
+    for path in sorted((run / "checkpoints").glob("agent-*/round-*.h5")):
+        if NAME.fullmatch(path.name) and FOLDER.fullmatch(path.parent.name):
             try:
-                found.append(_found(folder / mark.file, int(number[1]), mark))  # type: ignore[index]
+                found.append(checked(path))
             except (DamagedData, StorageError) as error:
                 damaged.append(str(error))
     return found, damaged
 
 
-def _found(path: Path, agent: int, mark: Mark) -> Found:
+def checked(path: Path) -> Found:
+    """What a checkpoint says of itself; DamagedData where that is not what its name says."""
     about = parse_attributes(checked_image(path), str(path))
     try:
-        named = (int(about["agent"]), int(about["round"]), int(about["version"]))
-        if named != (agent, mark.round, VERSION):
-            raise DamagedData(f"{path} holds agent, round and version {named}.")
+        agent, round_, version = (int(about[name]) for name in ("agent", "round", "version"))
         facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))
-        return Found(agent, mark, *facts, str(about["job"]))
+        job = str(about["job"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
+    name = NAME.fullmatch(path.name)
+    if not name or (f"agent-{agent}", round_, version) != (path.parent.name, int(name[1]), VERSION):
+        raise DamagedData(f"{path} holds agent {agent}, round {round_}, version {version}.")
+    return Found(agent, Mark(round_, int(name[2])), *facts, job)
 
 
 def tidy(run: Path, chosen: dict[int, Mark]) -> None:

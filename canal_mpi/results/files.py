@@ -18,7 +18,7 @@ from functools import cache
 from itertools import count
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
 from canal_mpi.interfaces import Columns
@@ -35,12 +35,21 @@ RATIO = 1100  # deflate packs 1032 bytes into one at best: no honest file announ
 MOST_ATTRIBUTES, MOST_ITEMS, DEEPEST = 1 << 24, 20_000, 8  # bytes, links, groups in groups
 
 
+class ForeignFile(DamagedData):
+    """A file that another program wrote: the user named the wrong one."""
+
+    code = UsageError.code
+
+
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file by these bytes; after a crash either the old or the new one is there."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write_synced(temporary, data)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -54,17 +63,6 @@ def write_whole(path: Path, data: bytes) -> None:
             f"can't write {path} ({len(data)} bytes): {error.strerror}; "
             "what was there before is whole."
         ) from error
-
-
-def _write_synced(path: Path, data: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def temporary_name(name: str) -> str:
@@ -186,28 +184,24 @@ def read_bytes(path: Path, limit: int = MOST) -> bytes:
 def checked_image(path: Path, limit: int = MOST) -> bytes:
     """The bytes of a file that `image` made; DamagedData if a single bit differs."""
     with _regular(path, limit) as (file, size):
-        digest = _expected_digest(file.read(BLOCK), size, str(path))
-        if hashlib.file_digest(file, "sha256").digest() != digest:  # before it takes memory
-            raise DamagedData(f"{path} is damaged: its checksum does not match.")
+        _verify(file, size, str(path))  # before it takes memory
         file.seek(0)
         return file.read(size)
 
 
 def check_image(data: bytes, where: str) -> None:
     """DamagedData unless these are the bytes that `image` made."""
-    digest = _expected_digest(data[:BLOCK], len(data), where)
-    if hashlib.sha256(memoryview(data)[BLOCK:]).digest() != digest:
-        raise DamagedData(f"{where} is damaged: its checksum does not match.")
+    _verify(io.BytesIO(data), len(data), where)
 
 
-def _expected_digest(front: bytes, size: int, where: str) -> bytes:
-    """The checksum in the first block, whose other parts are checked."""
+def _verify(file: IO[bytes], size: int, where: str) -> None:
+    front = file.read(BLOCK)
     if front[:8] != MAGIC:
-        raise DamagedData(f"{where} is not a file of canal-mpi.")
-    length, digest, rest = front[8:16], front[16:48], front[48:]
-    if int.from_bytes(length, "little") != size - BLOCK or any(rest):
+        raise ForeignFile(f"{where} is not a file of canal-mpi.")
+    length, digest, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
+    found = hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
+    if (length, digest) != (size - BLOCK, found) or any(rest):
         raise DamagedData(f"{where} is damaged: its checksum does not match.")
-    return digest
 
 
 @contextmanager

@@ -13,35 +13,35 @@ import h5py
 import numpy as np
 
 from canal_mpi import config
-from canal_mpi.errors import CanalError, DamagedData, import_extra
-from canal_mpi.interfaces import KNOWN_FLAGS, LAST, TRUNCATED, Columns
-from canal_mpi.results.checkpoint import NAME
+from canal_mpi.errors import CanalError, import_extra
+from canal_mpi.interfaces import Array, Columns
+from canal_mpi.results import checkpoint
 from canal_mpi.results.files import (
     attributes_of,
     checked_image,
-    flaw,
+    opened,
     parse_arrays,
     parse_attributes,
     read_bytes,
     walk,
     write_whole,
 )
+from canal_mpi.results.lessons import read_lesson
 from canal_mpi.results.progress import clean
-from canal_mpi.results.reader import LIMIT, Run, allowance, load, open_file, run_file
-from canal_mpi.results.store import TABLES
+from canal_mpi.results.reader import LIMIT, Run, load, run_file
+from canal_mpi.results.store import SCHEMA, TABLES
 
 PARTS = ("evaluations/*.h5", "checkpoints/agent-*/*.h5", "membuf/agent-*/*.h5")
-Facts = dict[str, Any]
 
 
 def tree(path: Path) -> list[str]:
     """The lines that describe a file, or the files of a run."""
     file = run_file(path)
-    with open_file(file) as opened:
-        facts = sorted(attributes_of(opened, str(file)).items())
+    with opened(checked_image(file, LIMIT), str(file)) as content:
+        facts = sorted(attributes_of(content, str(file)).items())
         words = [(name, " ".join(str(value).split())) for name, value in facts]
         lines = [f"  @{name} = {text[:70]}{'…' * (len(text) > 70)}" for name, text in words]
-        lines += [_line(name, item) for name, item in walk(opened, str(file))]
+        lines += [_line(name, item) for name, item in walk(content, str(file))]
     for pattern in PARTS if path.is_dir() else ():
         if found := [part for part in sorted(path.glob(pattern)) if part.is_file()]:
             size = sum(part.stat().st_size for part in found)
@@ -82,25 +82,13 @@ def differences(a: Path, b: Path) -> list[str]:
     return lines
 
 
-def _content(path: Path) -> Facts:
+def _content(path: Path) -> dict[str, Any]:
     """Everything in a run.h5 that must be the same for the same seed."""
-    load(path)  # checks it
-    file = run_file(path)
-    left = allowance(file)
-    with open_file(file) as opened:
-        facts = attributes_of(opened, str(file))
-        volatile = {"volatile", *(str(name) for name in np.ravel(facts.get("volatile", [])))}
-        found = {f"@{name}": value for name, value in facts.items() if name not in volatile}
-        for name, item in walk(opened, str(file)):
-            if item is None:
-                raise DamagedData(f"{file}: '{name}' is a link, which can't be compared.")
-            if isinstance(item, h5py.Group) or attributes_of(item, name).get("volatile", False):
-                continue
-            left -= item.size * item.dtype.itemsize
-            if (why := flaw(item)) or left < 0:
-                raise DamagedData(f"{file}: '{name}' {why or 'is too large'}.")
-            found[name] = item[()]
-    return found
+    run, file = load(path), run_file(path)
+    volatile = {"volatile", *run.attributes.get("volatile", ())}
+    facts = {f"@{name}": value for name, value in run.attributes.items() if name not in volatile}
+    wanted = lambda name: name not in SCHEMA or not SCHEMA[name].volatile  # noqa: E731
+    return facts | parse_arrays(checked_image(file, LIMIT), str(file), LIMIT, wanted)
 
 
 def _other_job(a: Any, b: Any) -> str:
@@ -118,17 +106,19 @@ def _difference(a: Any, b: Any) -> str:
     x, y = np.asarray(a), np.asarray(b)
     if x.shape != y.shape or x.dtype != y.dtype:
         return f"{x.dtype} {x.shape} against {y.dtype} {y.shape}"
-    if x.dtype.kind == "O" or x.ndim == 0:
-        return "" if bool(np.all(x == y)) else "differs"
-    if x.tobytes() == y.tobytes():
+    odd = np.flatnonzero((_bytes_of(x) != _bytes_of(y)).any(axis=-1))
+    if not len(odd):
         return ""
-    ours, theirs = (np.ascontiguousarray(v).view(np.uint8).reshape(-1, x.itemsize) for v in (x, y))
-    odd = np.flatnonzero((ours != theirs).any(axis=1))
     first = np.unravel_index(int(odd[0]), x.shape)
     place = ", ".join(str(int(k)) for k in first)
     return (
         f"{len(odd)} of {x.size} values differ, first at [{place}]: {x[first]} against {y[first]}"
     )
+
+
+def _bytes_of(values: Array) -> Array:
+    """[value, byte]: two NaN are the same where their bits are."""
+    return np.frombuffer(values.tobytes(), np.uint8).reshape(values.size, values.itemsize)
 
 
 # ── is it whole? ───────────────────────────────────────────────────────────────────────────────
@@ -150,15 +140,19 @@ def verify(path: Path) -> list[str]:
             return _text_trouble(path)
         data = checked_image(path)
         about = parse_attributes(data, str(path))
+        kind = about.get("kind")
         if "schema_version" in about:
             load(path)
             return []
+        if kind == "membuf":
+            read_lesson(path)
+            return []
+        if kind == "checkpoint":
+            checkpoint.checked(path)
         columns = parse_arrays(data, str(path))
-        return [f"{path}: {words}" for words in _trouble(path, about, columns)]
+        return [f"{path}: {words}" for words in _trouble(str(kind), columns)]
     except CanalError as error:
-        return [str(error)]
-    except (ValueError, LookupError, TypeError) as error:
-        return [f"{path}: {type(error).__name__}: {error}"]
+        return [str(error) if str(path) in str(error) else f"{path}: {error}"]
 
 
 def _text_trouble(path: Path) -> list[str]:
@@ -175,57 +169,16 @@ def _text_trouble(path: Path) -> list[str]:
     return []
 
 
-def _trouble(path: Path, about: Facts, columns: Columns) -> Iterator[str]:
-    kind = about.get("kind")
+def _trouble(kind: str, columns: Columns) -> Iterator[str]:
     if kind in ("sweep", "study"):
-        yield from _equal_lengths(columns)
-    elif kind == "checkpoint" or NAME.fullmatch(path.name):
-        yield from _checkpoint(about, columns)
-    elif kind == "membuf":
-        yield from _membuf(columns)
-    else:
-        yield from _finite(columns)
-
-
-def _equal_lengths(columns: Columns) -> Iterator[str]:
-    for group in sorted({name.rpartition("/")[0] for name in columns}):
-        lengths = {len(c) for name, c in columns.items() if name.rpartition("/")[0] == group}
-        if len(lengths) != 1:
-            yield f"the columns of '/{group}' differ in length"
-
-
-def _checkpoint(about: Facts, columns: Columns) -> Iterator[str]:
-    for name in ("run_id", "agent", "agents", "first_agent", "job", "round"):
-        if name not in about:
-            yield f"lacks the attribute {name}"
-    for name in ("round", "attempt/numbers", "streams/explore", "streams/draws", "record/counts"):
-        if name not in columns:
-            yield f"lacks {name}"
-    if int(columns["round"][0]) != int(about["round"]):
-        yield f"is of round {int(columns['round'][0])} inside and of {about['round']} outside"
-    yield from _finite({name: c for name, c in columns.items() if name.startswith("learner/")})
-
-
-def _membuf(columns: Columns) -> Iterator[str]:
-    """Rows of play: equal lengths, known flags, every segment closed."""
-    names = ("state", "action", "reward", "flags")
-    if missing := [name for name in names if name not in columns]:
-        yield f"lacks {', '.join(missing)}"
+        for group in sorted({name.rpartition("/")[0] for name in columns}):
+            lengths = {len(c) for name, c in columns.items() if name.rpartition("/")[0] == group}
+            if len(lengths) != 1:
+                yield f"the columns of '/{group}' differ in length"
         return
-    yield from _equal_lengths({name: columns[name] for name in names})
-    flags = columns["flags"]
-    if (flags & ~np.uint8(KNOWN_FLAGS)).any():
-        yield "holds unknown flags"
-    if len(flags) and not flags[-1] & LAST:
-        yield "its play is not closed"
-    if ((flags[:-1] & TRUNCATED) != 0)[(flags[1:] & LAST) == 0].any():
-        yield "a cut is not followed by its last state"
-    yield from _finite(columns)
-
-
-def _finite(columns: Columns) -> Iterator[str]:
     for name, column in columns.items():
-        if column.dtype.kind == "f" and not np.isfinite(column).all():
+        counts = kind != "checkpoint" or name.startswith("learner/")  # rows may lack a score
+        if counts and column.dtype.kind == "f" and not np.isfinite(column).all():
             yield f"{name} holds a number that is not finite"
 
 

@@ -1,17 +1,20 @@
-"""The lessons of an earlier run, from the files under its `membuf/`; everything is checked."""
+"""Lessons as they lie on disk under `membuf/`: read to be offered again, or to be verified."""
 
 from pathlib import Path
 
 from canal_mpi.errors import CanalError, DamagedData, UsageError, logger
 from canal_mpi.interfaces import Offer, Spaces
 from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
-from canal_mpi.results.files import read_arrays
+from canal_mpi.results.files import MOST, read_arrays
 from canal_mpi.state import strip_prefix
+
+KNOWN = (*ROWS, "donor", "round", "task", "score", "network")
+FILES = "membuf/agent-*/*.h5"
 
 
 def check_folder(run: str) -> None:
     """UsageError where a folder holds no lessons."""
-    if not any(Path(run).glob("membuf/agent-*/*.h5")):
+    if not any(Path(run).glob(FILES)):
         raise UsageError(
             f"--lessons {run}: no lessons there; expected the folder of a run, with "
             "membuf/agent-0/round-01-… in it."
@@ -23,9 +26,9 @@ def earlier_lessons(
 ) -> list[tuple[Lesson, bytes]]:
     """The lessons of these tasks, packed and checked; files that fail are left out by name."""
     found = []
-    for path in sorted(Path(run).glob("membuf/agent-*/*.h5")):
+    for path in sorted(Path(run).glob(FILES)):
         try:
-            lesson, data = _read_lesson(path, spaces, limit)
+            lesson, data = read_lesson(path, spaces, limit)
         except CanalError as error:
             logger.warning("%s is not offered: %s", path, error)
             continue
@@ -34,13 +37,19 @@ def earlier_lessons(
     return found
 
 
-def _read_lesson(path: Path, spaces: Spaces, limit: int) -> tuple[Lesson, bytes]:
-    known = {*ROWS, "donor", "round", "task", "score"}
-    columns = read_arrays(path, limit, lambda name: name in known or name.startswith("network/"))
+def read_lesson(
+    path: Path, spaces: Spaces | None = None, limit: int = MOST
+) -> tuple[Lesson, bytes]:
+    """The lesson in a file and its packed bytes, checked as those of a neighbour are.
+
+    Without `spaces` the states may have any shape. Its round is negative: it is of another run.
+    """
+    columns = read_arrays(path, limit, lambda name: name.partition("/")[0] in KNOWN)
     try:
         donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
         task, score = columns["task"][0].decode(), float(columns["score"][0])
         rows = {name: columns[name] for name in ROWS}
+        spaces = spaces or Spaces(rows["state"].shape[1:], rows["state"].dtype.str, 256)
         data = pack(donor, -round_, task, rows, strip_prefix("network", columns))
         offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
     except (LookupError, ValueError, AttributeError, TypeError, ArithmeticError) as error:

@@ -1,9 +1,7 @@
-"""Reading `run.h5` and the lessons of an earlier run: everything is checked before it is used."""
+"""Reading `run.h5`: everything is checked before it is used."""
 
 import json
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +10,14 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError, import_extra
 from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results.files import (
-    RATIO,
-    attributes_of,
-    checked_image,
-    flaw,
-    opened,
-    read_arrays,
-    walk,
-)
-from canal_mpi.results.store import SCHEMA_VERSION, TABLES, decoded
+from canal_mpi.results.files import checked_image, parse_arrays, parse_attributes
+from canal_mpi.results.store import ARRAYS, SCHEMA, SCHEMA_VERSION, decoded
 
 if TYPE_CHECKING:
     from canal_mpi.evaluation import Policy
 
 LIMIT = 1 << 30  # bytes of a file, and of all its arrays together
-LONGEST_TEXT = 4096
+COUNTS = ("step", "env_steps", "probe_steps", "updates", "rows", "length")
 
 
 @dataclass(frozen=True)
@@ -121,10 +111,30 @@ class Run:
 
 
 def load(run: str | Path) -> Run:
-    """The tables of a run, from its folder or its run.h5."""
+    """The tables of a run, from its folder or its run.h5; everything is checked before use."""
     path = run_file(Path(run))
-    with open_file(path) as file:
-        return _Reader(path, file).run()
+    data = checked_image(path, LIMIT)
+    facts = parse_attributes(data, str(path))
+    _check_version(path, facts)
+    arrays = parse_arrays(data, str(path), LIMIT, SCHEMA.__contains__)
+    for name, column in SCHEMA.items():
+        if name not in arrays:
+            raise _bad(path, f"'{name}' is missing")
+        found, ndim = arrays[name], len(column.dims) or 1
+        if found.dtype != np.dtype(column.dtype) or found.ndim != ndim:
+            raise _bad(path, f"'{name}' is {found.dtype} with {found.ndim} dimensions")
+    arrays = {name: decoded(array) for name, array in arrays.items()}
+    tables: dict[str, Columns] = {}
+    for name, array in arrays.items():
+        table, _, short = name.partition("/")
+        if name not in ARRAYS:
+            tables.setdefault(table, {})[short] = array
+    order, adjacency, tasks, score = (arrays[name] for name in ARRAYS)
+    attributes = {name: _plain(value) for name, value in facts.items()}
+    found_run = Run(path, attributes, tables, order, adjacency, tasks.tolist(), score)
+    _check_shapes(found_run)
+    _check_rows(found_run)
+    return found_run
 
 
 def run_file(path: Path) -> Path:
@@ -136,106 +146,46 @@ def run_file(path: Path) -> Path:
     return file
 
 
-@contextmanager
-def open_file(path: Path) -> Iterator[Any]:
-    """An HDF5 file of ours, its checksum verified, for reading."""
-    try:
-        data = checked_image(path, LIMIT)
-    except DamagedData as error:
-        if "is not a file of canal-mpi" not in str(error):
-            raise
-        raise UsageError(str(error)) from error
-    with opened(data, str(path)) as file:
-        yield file
+def _bad(path: Path, why: str) -> DamagedData:
+    return DamagedData(f"{path} is not as canal-mpi writes it: {why}.")
 
 
-def allowance(path: Path) -> int:
-    """Bytes that the arrays of a file may take, all together."""
-    return min(LIMIT, RATIO * path.stat().st_size)
+def _check_version(path: Path, facts: dict[str, Any]) -> None:
+    if not {"schema_version", "job"} <= facts.keys():
+        raise UsageError(f"{path} is a file of canal-mpi, but not the results of a run.")
+    version = facts["schema_version"]
+    if not isinstance(version, int | np.integer) or version < 1:
+        raise _bad(path, f"schema_version is {version!r}")
+    if version != SCHEMA_VERSION:
+        raise UsageError(
+            f"{path} has schema version {version}; this program reads version "
+            f"{SCHEMA_VERSION}: run the job again, or use the canal-mpi that wrote it."
+        )
 
 
-def checked_arrays(path: Path) -> Columns:
-    """The arrays of any file of ours, each checked before it is read."""
-    return read_arrays(path, LIMIT)
+def _check_shapes(run: Run) -> None:
+    """Columns of a table are equally long, and the arrays are of the same agents and tasks."""
+    for name, table in run.tables.items():
+        if len({len(column) for column in table.values()}) > 1:
+            raise _bad(run.path, f"the columns of '{name}' differ in length")
+    agents, rounds = run.order.shape
+    if not agents or not rounds or run.adjacency.shape != (agents, agents):
+        raise _bad(run.path, "its orders and its topology don't fit")
+    if run.score.shape[:3] != (agents, rounds + 1, len(run.tasks)):
+        raise _bad(run.path, f"evaluation/score has the shape {run.score.shape}")
 
 
-class _Reader:
-    """Takes a run out of an open file, trusting nothing in it."""
-
-    def __init__(self, path: Path, file: Any) -> None:
-        self.path = path
-        self.attributes = attributes_of(file, str(path))
-        if not {"schema_version", "job"} <= self.attributes.keys():
-            raise UsageError(f"{path} is a file of canal-mpi, but not the results of a run.")
-        version = self.attributes["schema_version"]
-        if not isinstance(version, int | np.integer) or version < 1:
-            raise self._bad(f"schema_version is {version!r}")
-        if version != SCHEMA_VERSION:
-            raise UsageError(
-                f"{path} has schema version {version}; this program reads version "
-                f"{SCHEMA_VERSION}: run the job again, or use the canal-mpi that wrote it."
-            )
-        self._items = dict(walk(file, str(path)))
-        self._left = allowance(path)
-
-    def run(self) -> Run:
-        tables = {
-            name: {short: self._array(f"{name}/{short}", c.dtype, 1) for short, c in known.items()}
-            for name, known in TABLES.items()
-            if name != "evaluation"
-        }
-        for name, table in tables.items():
-            if len({len(column) for column in table.values()}) > 1:
-                raise self._bad(f"the columns of '{name}' differ in length")
-        order = self._array("agents/order", "S", 2)
-        tasks = [str(task) for task in self._array("evaluation/task", "S", 1)]
-        score = self._array("evaluation/score", "<f8", 4)
-        adjacency = self._array("topology/adjacency", "|u1", 2)
-        agents = len(order)
-        if not agents or adjacency.shape != (agents, agents) or order.shape[1] < 1:
-            raise self._bad("its orders and its topology don't fit")
-        if score.shape[:3] != (agents, order.shape[1] + 1, len(tasks)):
-            raise self._bad(f"evaluation/score has the shape {score.shape}")
-        facts = {name: _plain(value) for name, value in self.attributes.items()}
-        run = Run(self.path, facts, tables, order, adjacency, tasks, score)
-        self._check_rows(run)
-        return run
-
-    def _bad(self, why: str) -> DamagedData:
-        return DamagedData(f"{self.path} is not as canal-mpi writes it: {why}.")
-
-    def _array(self, name: str, dtype: str, ndim: int) -> Array:
-        data: Any = self._items.get(name)
-        if not hasattr(data, "chunks"):
-            what = "is a link to somewhere else" if name in self._items else "is missing"
-            raise self._bad(f"'{name}' {what}")
-        if why := flaw(data):
-            raise self._bad(f"'{name}' {why}")
-        text = dtype.startswith("S")
-        right = data.dtype.kind == "S" if text else data.dtype == np.dtype(dtype)
-        if not right or data.ndim != ndim or (text and data.dtype.itemsize > LONGEST_TEXT):
-            raise self._bad(f"'{name}' is {data.dtype} with {data.ndim} dimensions")
-        self._left -= data.size * data.dtype.itemsize
-        if self._left < 0:
-            raise self._bad(f"its arrays announce over {allowance(self.path)} bytes")
-        try:
-            return decoded(data[()])
-        except (OSError, RuntimeError) as error:
-            raise self._bad(f"'{name}' can't be read") from error
-
-    def _check_rows(self, run: Run) -> None:
-        """Agents and rounds must be those of the run, and counts not negative."""
-        agents = np.array(run.agents)
-        for name in TABLES.keys() - {"agents", "faults", "evaluation"}:  # env servers are no agents
-            for short in ("agent", "from", "to"):
-                numbers = run[name].get(short, agents)
-                if not np.isin(numbers, agents).all():
-                    raise self._bad(f"/{name}/{short} names agents that are not in the run")
-            if (run[name]["round"] > run.rounds).any():
-                raise self._bad(f"/{name} has rows of rounds that are not in the run")
-            for short in ("round", "step", "env_steps", "updates", "rows", "length"):
-                if (run[name].get(short, agents + 1) < (short == "round")).any():
-                    raise self._bad(f"/{name}/{short} holds a number that is too small")
+def _check_rows(run: Run) -> None:
+    """Agents, rounds and tasks must be those of the run, and counts not negative."""
+    agents, rounds = np.array(run.agents), np.arange(1, run.rounds + 1)
+    known = {"agent": agents, "from": agents, "to": agents, "round": rounds}
+    known["task"] = np.array(run.tasks)
+    for name in run.tables.keys() - {"agents", "faults"}:  # env servers are no agents
+        for short, column in run[name].items():
+            if short in known and not np.isin(column, known[short]).all():
+                raise _bad(run.path, f"/{name}/{short} names what is not in the run")
+            if short in COUNTS and (column < 0).any():
+                raise _bad(run.path, f"/{name}/{short} holds a negative number")
 
 
 def _plain(value: Any) -> Any:

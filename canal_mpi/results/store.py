@@ -25,12 +25,19 @@ VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "r
 
 @dataclass(frozen=True)
 class Column:
-    """One column; `volatile` ones may differ between two equal runs."""
+    """A column of a table, or an array with `dims`; `volatile` may differ between equal runs."""
 
     dtype: str
     about: str
     unit: str = ""
     volatile: bool = False
+    dims: tuple[str, ...] = ()
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """What run.h5 says about it."""
+        facts = {"unit": self.unit, "volatile": self.volatile, "dims": list(self.dims)}
+        return {"description": self.about} | {name: fact for name, fact in facts.items() if fact}
 
 
 def _volatile(dtype: str, about: str, unit: str = "") -> Column:
@@ -148,6 +155,27 @@ TABLES: dict[str, dict[str, Column]] = {
         "score": _points("return of the episode"),
         "length": _steps("steps of the episode"),
     },
+}
+
+ARRAYS = {
+    "agents/order": Column(TEXT, "tasks of each agent [agent, round - 1]", dims=("agent", "round")),
+    "topology/adjacency": Column(
+        "|u1", "1 where agent [row] sends to agent [column]", dims=("agent", "agent")
+    ),
+    "evaluation/task": Column(TEXT, "names along the dimension 'task'", dims=("task",)),
+    "evaluation/score": Column(
+        "<f8",
+        "return of each evaluation episode; NaN where there was none",
+        "game points",
+        dims=("agent", "after_round", "task", "episode"),
+    ),
+}
+# Every dataset of run.h5 but the measures; evaluations come as rows and are written as an array.
+SCHEMA = ARRAYS | {
+    f"{table}/{name}": column
+    for table, columns in TABLES.items()
+    if table != "evaluation"
+    for name, column in columns.items()
 }
 
 
@@ -298,24 +326,13 @@ class Store:
     def _fill(self, file: Any, status: str) -> None:
         info, score = self.info, self._scores()
         self._fill_attributes(file, status)
+        arrays = (_texts(info.orders), info.adjacency, _texts(info.tasks), score)
+        content: Columns = dict(zip(ARRAYS, arrays, strict=True))
         tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
         for name, columns in tables.items():
-            group = file.create_group(name)
-            for short, column in columns.items():
-                known = TABLES[name][short]
-                marks: dict[str, Any] = {"description": known.about}
-                marks |= {"unit": known.unit} if known.unit else {}
-                marks |= {"volatile": True} if known.volatile else {}
-                write_dataset(group, short, column, **marks)
-        about = "tasks of each agent [agent, round - 1]"
-        write_dataset(file, "agents/order", _texts(info.orders), description=about)
-        about = "1 where agent [row] sends to agent [column]"
-        write_dataset(file, "topology/adjacency", info.adjacency, description=about)
-        marks = {"description": "return of each evaluation episode; NaN where there was none"}
-        marks |= {"unit": "game points", "dims": ["agent", "after_round", "task", "episode"]}
-        write_dataset(file, "evaluation/score", score, **marks)
-        about = "names along the dimension 'task'"
-        write_dataset(file, "evaluation/task", _texts(info.tasks), description=about)
+            content |= {f"{name}/{short}": column for short, column in columns.items()}
+        for name, column in content.items():
+            write_dataset(file, name, column, **SCHEMA[name].attributes)
         if status != "running":
             self._fill_measures(file.create_group("measures"), tables["tasks"], score)
 
