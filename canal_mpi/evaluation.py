@@ -13,7 +13,7 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.agent.evaluate import episodes
 from canal_mpi.envs import common_spaces, env_maker
-from canal_mpi.errors import DamagedData, UsageError, suggestion
+from canal_mpi.errors import DamagedData, UsageError, import_extra, suggestion
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import (
     TERMINATED,
@@ -41,18 +41,20 @@ from canal_mpi.results.files import (
 )
 from canal_mpi.results.progress import digits
 from canal_mpi.results.reader import LIMIT, Run, load
-from canal_mpi.results.store import ROWS_LIMIT
+from canal_mpi.results.store import AGENT, ROWS_LIMIT, TASK, Column
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream
 from canal_mpi.topology import Tag
 
 COLUMNS = {
-    "agent": ("<i4", "agent, counted from 0", ""),
-    "task": ("S64", "task", ""),
-    "episode": ("<i4", "episode, counted from 0", ""),
-    "return": ("<f8", "sum of the rewards as the game gives them", "game points"),
-    "length": ("<i8", "steps of the episode", "agent steps"),
+    "agent": AGENT,
+    "task": TASK,
+    "episode": Column("<i4", "episode, counted from 0"),
+    "return": Column("<f8", "sum of the rewards as the game gives them", "game points"),
+    "length": Column("<i8", "steps of the episode", "agent steps"),
 }
+FRAMES_PER_SECOND = 15
+ZOOM = ["-vf", "scale=iw*2:ih*2:flags=neighbor"]  # of ffmpeg
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,11 @@ def _plan(request: EvaluationRequest) -> dict[str, Any]:
     """What rank 0 works out from the files of the run."""
     run = load(request.run)
     job = job_of(run, request.trust)
-    for agent in request.agents:
-        check_agent(run, agent)
     tasks = [task for task in request.tasks if task != "all"] or list(job.tasks)
+    for agent in request.agents:
+        check_known(run, "agent", agent, run.agents)
     for task in tasks:
-        if task not in job.tasks:
-            hint = suggestion(task, job.tasks) or f"; its tasks: {', '.join(job.tasks)}."
-            raise UsageError(f"{run.folder} has no task '{task}'{hint}")
+        check_known(run, "task", task, job.tasks)
     out = request.out or run.folder / "evaluations"
     return {
         "job": config.to_toml(job),
@@ -138,8 +138,8 @@ def _play(
         recording.close()
         env.close()
     return {
-        name: np.array([row[k] for row in found], dtype=dtype)
-        for k, (name, (dtype, *_)) in enumerate(COLUMNS.items())
+        name: np.array([row[k] for row in found], dtype=column.dtype)
+        for k, (name, column) in enumerate(COLUMNS.items())
     }
 
 
@@ -153,45 +153,48 @@ def _write(run: Path, out: Path, parts: list[Columns]) -> None:
         file.attrs["description"] = "Episodes that `canal-mpi evaluate` let agents play."
         file.attrs["run"] = str(run)
         for name, column in columns.items():
-            _, about, unit = COLUMNS[name]
-            marks: dict[str, Any] = {"description": about} | ({"unit": unit} if unit else {})
-            write_dataset(file.require_group("episodes"), name, column, **marks)
+            write_dataset(file, f"episodes/{name}", column, **COLUMNS[name].attributes)
 
     write_whole(Path(f"{out}.h5"), image(fill))
     print("\n".join([*score_lines(columns), f"{out}.h5"]), flush=True)
 
 
 class Recording:
-    """What is kept of an evaluation besides its scores: a film, or every step."""
+    """What is kept of an evaluation besides its scores: a video of the first episode, every step.
+
+    Both are of the first environment.
+    """
 
     def __init__(self, env: Env, request: EvaluationRequest, path: Path) -> None:
         self.path, self.wanted = path, request.video or request.save_steps
-        self._total, self._episode = 0.0, 0
-        self._steps: dict[str, list[Array]] | None = {} if request.save_steps else None
+        self._episode, self._save_steps = 0, request.save_steps
+        self._steps: dict[str, list[Array]] = {}
         self._game = getattr(env, "games", [None])[0]
-        self._film: Film | None = None
+        self._video: Any = None
         if request.video:
             if not hasattr(self._game, "picture"):
                 raise UsageError("--video films Atari games only; leave it out for other tasks.")
-            self._film = Film(path.with_suffix(".mp4"))
+            imageio = import_extra("imageio", "video")
+            import_extra("imageio_ffmpeg", "video")  # imageio alone can't write MP4
+            path.parent.mkdir(parents=True, exist_ok=True)
+            options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "output_params": ZOOM}
+            self._video = imageio.get_writer(path.with_suffix(".mp4"), format="FFMPEG", **options)
 
     def add(self, actions: Array, step: Step) -> None:
-        """One step of the first environment."""
-        self._total += float(step.reward[0])
-        if self._film and not self._episode:
-            self._film.add(self._game.picture(), f"return {self._total:g}")
-        if self._steps is not None:
+        """One more step."""
+        if self._video and not self._episode:
+            self._video.append_data(self._game.picture())
+        if self._save_steps:
             row = {"episode": np.int32(self._episode), "action": actions[0]}
             row |= {"reward": step.reward[0], "flags": step.flags[0], "after": step.obs[0].copy()}
             for name, value in row.items():
                 self._steps.setdefault(name, []).append(np.asarray(value))
-        if step.flags[0] & (TERMINATED | TRUNCATED):
-            self._total, self._episode = 0.0, self._episode + 1
+        self._episode += bool(step.flags[0] & (TERMINATED | TRUNCATED))
 
     def close(self) -> None:
         """Write what was kept."""
-        if self._film:
-            self._film.close()
+        if self._video:
+            self._video.close()
         if self._steps:
             columns = {name: np.stack(values) for name, values in self._steps.items()}
             write_arrays(self.path.with_suffix(".h5"), columns, {"kind": "steps"})
@@ -246,16 +249,17 @@ class Policy:
         return int(self.learner.act(full[None])[0])
 
 
-def check_agent(run: Run, agent: int) -> None:
-    """Refuse an agent that the run does not have."""
-    if agent not in run.agents:
-        known = ", ".join(map(str, run.agents))
-        raise UsageError(f"{run.folder} has no agent {agent}; its agents: {known}.")
-
-
 def checkpoint(folder: Path, agent: int) -> Path:
     """The file of an agent's newest network."""
     return folder / "checkpoints" / f"agent-{agent}" / "learner.h5"
+
+
+def check_known(run: Run, what: str, wanted: Any, known: Sequence[Any]) -> None:
+    """Refuse an agent or a task that the run does not have."""
+    if wanted not in known:
+        words = f"; its {what}s: {', '.join(map(str, known))}."
+        hint = suggestion(str(wanted), [str(one) for one in known]) or words
+        raise UsageError(f"{run.folder} has no {what} '{wanted}'{hint}")
 
 
 def job_of(run: Run, trust: bool) -> Job:
@@ -272,7 +276,7 @@ def job_of(run: Run, trust: bool) -> Job:
 
 def load_policy(run: Run, agent: int, trust: bool = False) -> Policy:
     """An agent of a run, able to act."""
-    check_agent(run, agent)
+    check_known(run, "agent", agent, run.agents)
     job = job_of(run, trust)
     path = checkpoint(run.folder, agent)
     if not path.is_file():
@@ -289,37 +293,3 @@ def policy_from(path: Path, job: Job, agent: int) -> Policy:
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
     return Policy(agent, job, spaces, learner)
-
-
-FRAMES_PER_SECOND = 15
-ZOOM = 2
-
-
-class Film:
-    """An MP4 file that grows picture by picture."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import imageio
-            import imageio_ffmpeg  # noqa: F401  (imageio alone can't write MP4)
-            from PIL import Image, ImageDraw
-        except ImportError as error:
-            words = "--video needs a film library: pip install 'canal-mpi[video]'."
-            raise UsageError(words) from error
-        self._image, self._draw = Image, ImageDraw
-        path.parent.mkdir(parents=True, exist_ok=True)
-        options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "codec": "libx264"}
-        self._writer: Any = imageio.get_writer(path, format="FFMPEG", **options)
-
-    def add(self, picture: Array, words: str) -> None:
-        """One more picture, enlarged, with words on top."""
-        height, width = picture.shape[:2]
-        image = self._image.fromarray(picture).resize((width * ZOOM, height * ZOOM), 0)
-        draw = self._draw.Draw(image)
-        draw.rectangle((0, 0, width * ZOOM, 15), fill=(0, 0, 0))
-        draw.text((4, 2), words, fill=(255, 255, 255))
-        self._writer.append_data(np.asarray(image))
-
-    def close(self) -> None:
-        """Finish the file."""
-        self._writer.close()

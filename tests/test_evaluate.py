@@ -64,7 +64,7 @@ def test_one_pair_can_be_chosen_and_its_steps_saved(trained: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--agent", "7"), "has no agent 7; its agents: 0, 1."),
+        (("--agent", "7"), "has no agent '7'; its agents: 0, 1."),
         (("--task", "CartPole"), "has no task 'CartPole'; did you mean 'CartPole-v1'?"),
         (("--video", "--episodes", "1"), "--video films Atari games only"),
     ],
@@ -85,7 +85,7 @@ def test_a_policy_acts_and_refuses_what_it_does_not_know(trained: Path, tmp_path
     assert policy.act("CartPole-v1", np.zeros(4)) in range(policy.spaces.actions)
     with pytest.raises(UsageError, match="no task"):
         policy.act("Krull", np.zeros(4))
-    with pytest.raises(UsageError, match="no agent 5"):
+    with pytest.raises(UsageError, match="no agent '5'"):
         load_policy(run_, 5)
     run_.attributes["job"] = run_.attributes["job"].replace("CartPole-v1", "evil:CartPole-v1")
     with pytest.raises(UsageError, match="wants to import evil:CartPole-v1"):

@@ -25,7 +25,6 @@ OWNERS = {
     "prometheus_client": ("results/",),
     "tensorboardX": ("results/",),
     "imageio": ("evaluation.py",),
-    "PIL": ("evaluation.py",),
     "networkx": ("topology/",),
     "matplotlib": ("topology/spread.py", "report/", "experiments/"),
     "jinja2": ("report/", "experiments/"),
