@@ -103,12 +103,6 @@ def test_relative_performance_is_the_ratio_of_sums_over_common_steps() -> None:
     assert np.isnan(c.relative_performance(np.ones(2), np.zeros(2)))
 
 
-def test_sample_efficiency_is_height_times_speed() -> None:
-    fast, slow = np.array([0.0, 2, 1, 1]), np.array([0.0, 0, 0, 1])
-    assert c.sample_efficiency(fast, slow) == pytest.approx(2 / 1 * 3 / 1, abs=EXACT)
-    assert np.isnan(c.sample_efficiency(np.array([2.0, 1, 1, 1]), slow))
-
-
 def test_the_interquartile_mean_leaves_out_both_ends() -> None:
     assert m.interquartile_mean(np.array([[0.0, 1, 2], [3, 100, -50], [1.5, 2.5, 2.0]])) == (
         pytest.approx((1 + 1.5 + 2 + 2 + 2.5) / 5, abs=EXACT)
@@ -166,21 +160,10 @@ def test_the_stratified_bootstrap_is_that_of_rliable() -> None:
     assert ours == pytest.approx(theirs, abs=0.03)  # both are drawn at random
 
 
-def test_smoothing_and_saturation_are_those_of_l2metrics() -> None:
-    util = pytest.importorskip("l2metrics._localutil", reason="l2metrics is not installed")
-    rng = np.random.default_rng(0)
-    for length in (5, 14, 15, 20, 101, 600):
-        curve = np.cumsum(rng.normal(0.1, 1, length))
-        assert close(c.smoothed(curve), util.smooth(curve))
-        high, place, _ = util.get_block_saturation_perf(list(curve))
-        assert close(c.saturation(curve), [high, place])
-
-
-def test_rp_and_se_and_pm_are_those_of_l2metrics() -> None:
+def test_rp_and_pm_are_those_of_l2metrics() -> None:
     pytest.importorskip("l2metrics", reason="l2metrics is not installed")
     import pandas as pd
     from l2metrics.performance_maintenance import PerformanceMaintenance
-    from l2metrics.sample_efficiency import SampleEfficiency
     from l2metrics.ste_relative_performance import STERelativePerf
 
     rng = np.random.default_rng(3)
@@ -200,12 +183,9 @@ def test_rp_and_se_and_pm_are_those_of_l2metrics() -> None:
     told = {"task_name": ["a"] * 3, "regime_num": [0, 1, 2], "term_perf": [0.0, *evaluated]}
     empty = pd.DataFrame(told)
     relative = STERelativePerf("score", ste).calculate(frame, blocks, empty.copy())
-    efficient = SampleEfficiency("score", ste).calculate(frame, blocks, empty.copy())
     kept = PerformanceMaintenance("score").calculate(frame, blocks, empty.copy())
     found = relative["ste_rel_perf"].dropna().iloc[0][0]
     assert c.relative_performance(curve, expert) == pytest.approx(found, abs=EXACT)
-    found = efficient["sample_efficiency"].dropna().iloc[0][0]
-    assert c.sample_efficiency(curve, expert) == pytest.approx(found, abs=EXACT)
     found = kept["perf_maintenance_mrlep"].dropna().iloc[0]
     assert m.maintenance(P[:1], np.array([[1, 0]]))[0, 0] == pytest.approx(found, abs=EXACT)
 

@@ -177,11 +177,6 @@ def nested(file: Any) -> None:
         group = group.create_group("a")
 
 
-def looped(file: Any) -> None:
-    for k in range(30):
-        file[f"tasks/loop{k}"] = file["tasks"]
-
-
 LIES: dict[str, Change] = {
     "external file": replaced(
         "tasks/score", shape=(6,), dtype="<f8", external=[("/etc/hostname", 0, 48)]
@@ -206,7 +201,6 @@ LIES: dict[str, Change] = {
     "no topology": lambda file: file.__delitem__("topology"),
     "odd version": lambda file: file.attrs.__setitem__("schema_version", "two"),
     "nested groups": nested,
-    "groups in themselves": looped,
 }
 
 

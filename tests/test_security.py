@@ -83,12 +83,6 @@ def nested(file: h5py.File) -> None:
         group = group.create_group("a")
 
 
-def cyclic(file: h5py.File) -> None:
-    group = file.create_group("a")
-    for k in range(30):
-        group[f"b{k}"] = file
-
-
 def test_files_that_were_made_to_harm_are_refused_by_name_with_little_memory() -> None:
     words = {
         external: "'a' is stored in other files",
@@ -99,7 +93,6 @@ def test_files_that_were_made_to_harm_are_refused_by_name_with_little_memory() -
         compound: "'a' has the type",
         other_filter: "'a' is packed in an unknown way",
         nested: "too deep",
-        cyclic: "too deep|too many",
     }
     for fill, why in words.items():
         data = image(fill)
@@ -120,11 +113,13 @@ def test_a_small_file_that_declares_12_gib_is_refused_whatever_the_limit() -> No
         parse_arrays(data, "it", 1 << 40)
 
 
-def test_links_to_other_files_are_not_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path: Path) -> None:
     write_arrays(tmp_path / "other.h5", {"a": np.arange(3)}, {})
 
     def fill(file: h5py.File) -> None:
         file["b"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "a")
+        file["d/e"] = h5py.SoftLink("/c")
+        file["d/f"] = file["d"]  # a group in itself
         file["c"] = np.arange(2)
 
     assert list(parse_arrays(image(fill), "it")) == ["c"]

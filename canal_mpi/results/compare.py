@@ -185,10 +185,8 @@ class Comparison:
             for expert in self.experts
             if task in expert.run.tasks
         ]
-        return {
-            "relative performance (RP)": mean([relative_performance(*pair) for pair in pairs]),
-            "sample efficiency (SE)": mean([sample_efficiency(*pair) for pair in pairs]),
-        }
+        found = mean([relative_performance(*pair) for pair in pairs])
+        return {"relative performance (RP)": found}
 
 
 def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
@@ -296,29 +294,6 @@ def relative_performance(curve: Array, expert: Array) -> float:
     """l2metrics RP: the sum of the curve over the sum of the expert's, over the steps of both."""
     both = min(len(curve), len(expert))
     return _ratio(np.nansum(curve[:both]), np.nansum(expert[:both]))
-
-
-def smoothed(curve: Array) -> Array:
-    """A moving average over a fifth of the curve (at most 100 points), mirrored at its ends."""
-    window = min(int(len(curve) * 0.2), 100)
-    if window < 3:
-        return curve
-    wide = np.concatenate([curve[window - 1 : 0 : -1], curve, curve[-2 : -window - 1 : -1]])
-    found = np.convolve(np.full(window, 1 / window), wide, mode="valid")
-    start = window // 2 - 1
-    return found[start : start + len(curve)]
-
-
-def saturation(curve: Array) -> tuple[float, int]:
-    """The maximum of the smoothed curve, and the index where it is first reached."""
-    smooth = smoothed(curve)
-    return float(smooth.max()), int(smooth.argmax())
-
-
-def sample_efficiency(curve: Array, expert: Array) -> float:
-    """l2metrics SE: (sat / sat of the expert) * (n of the expert / n); NaN where an n is 0."""
-    (high, n), (expert_high, expert_n) = saturation(curve), saturation(expert)
-    return _ratio(high, expert_high) * _ratio(expert_n, n) if expert_n else float("nan")
 
 
 def _ratio(above: float, below: float) -> float:

@@ -15,7 +15,6 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import count
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -85,11 +84,9 @@ class RunDirectory:
 
     def create(self, force: bool, needed_bytes: int) -> None:
         """Make the folder, or refuse one that holds a run already."""
-        try:
+        with self._writable():
             self._make(force)
             free = shutil.disk_usage(self.path).free
-        except OSError as error:
-            raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
         if free < needed_bytes:
             raise StorageError(
                 f"{self.path} has {free / 1e6:.1f} MB free; this run needs up to "
@@ -98,12 +95,10 @@ class RunDirectory:
 
     def reopen(self) -> None:
         """Take the folder of a run that is resumed; it may be missing on this host."""
-        try:
+        with self._writable():
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
-        except OSError as error:
-            raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
-        self._remove_unfinished()
+            self._remove_unfinished()
 
     def give_back(self) -> None:
         """Undo `reopen` where there was no run: leave no empty folder behind."""
@@ -111,6 +106,13 @@ class RunDirectory:
             if [entry.name for entry in self.path.iterdir()] == [".lock"]:
                 (self.path / ".lock").unlink()
                 self.path.rmdir()
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
 
     def _make(self, force: bool) -> None:
         if self.path.exists() and not self.path.is_dir():
@@ -232,7 +234,7 @@ def parse_arrays(
 
     found, total, limit = Columns(), 0, min(limit, RATIO * len(data))
     with opened(data, where) as file:
-        for name, item in walk(file, where):
+        for name, item in contents(file, where).items():
             if isinstance(item, h5py.Dataset) and wanted(name):
                 if why := flaw(item):
                     raise DamagedData(f"{where}: '{name}' {why}.")
@@ -243,21 +245,17 @@ def parse_arrays(
     return found
 
 
-def walk(
-    group: Any, where: str, prefix: str = "", number: Iterator[int] | None = None
-) -> Iterator[tuple[str, Any]]:
-    """Every group and dataset of an open file with its path, and None for links to elsewhere."""
-    import h5py
+def contents(file: Any, where: str) -> dict[str, Any]:
+    """Every group and dataset of an open file by its path; links are not followed."""
+    found: dict[str, Any] = {}
 
-    number = count(1) if number is None else number
-    for name in group:
-        if next(number) > MOST_ITEMS or prefix.count("/") > DEEPEST:
+    def visit(name: str, item: Any) -> None:
+        found[name] = item
+        if len(found) > MOST_ITEMS or name.count("/") > DEEPEST:
             raise DamagedData(f"{where} has too many groups, or too deep ones.")
-        hard = isinstance(group.get(name, getlink=True), h5py.HardLink)
-        item = group[name] if hard else None
-        yield f"{prefix}{name}", item
-        if isinstance(item, h5py.Group):
-            yield from walk(item, where, f"{prefix}{name}/", number)
+
+    file.visititems(visit)
+    return found
 
 
 def flaw(item: Any) -> str:

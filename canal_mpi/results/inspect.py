@@ -19,11 +19,11 @@ from canal_mpi.results import checkpoint
 from canal_mpi.results.files import (
     attributes_of,
     checked_image,
+    contents,
     opened,
     parse_arrays,
     parse_attributes,
     read_bytes,
-    walk,
     write_whole,
 )
 from canal_mpi.results.lessons import read_lesson
@@ -41,7 +41,7 @@ def tree(path: Path) -> list[str]:
         facts = sorted(attributes_of(content, str(file)).items())
         words = [(name, " ".join(str(value).split())) for name, value in facts]
         lines = [f"  @{name} = {text[:70]}{'…' * (len(text) > 70)}" for name, text in words]
-        lines += [_line(name, item) for name, item in walk(content, str(file))]
+        lines += [_line(name, item) for name, item in contents(content, str(file)).items()]
     for pattern in PARTS if path.is_dir() else ():
         if found := [part for part in sorted(path.glob(pattern)) if part.is_file()]:
             size = sum(part.stat().st_size for part in found)
@@ -52,8 +52,6 @@ def tree(path: Path) -> list[str]:
 def _line(name: str, item: Any) -> str:
     depth, short = name.count("/") + 1, name.rpartition("/")[2]
     space = "  " * depth
-    if item is None:
-        return f"{space}{short}  a link to somewhere else; not followed"
     if not isinstance(item, h5py.Dataset):
         return f"{space}{short}/"
     marks = attributes_of(item, name)
