@@ -313,14 +313,11 @@ def inspect(ctx: click.Context, path: Path, verify: bool, other: Path | None) ->
     metavar="RUN",
     help="A run of one agent on one task, to normalise by; may be given several times.",
 )
-@click.option("--csv", is_flag=True, help="Also write the tables as CSV, beside the page.")
-@click.option("--json", "as_json", is_flag=True, help="Also write the measures as JSON.")
-@click.option("--png", is_flag=True, help="Also write every figure as PNG, beside the page.")
 @click.option(
     "--figures",
     type=PATH,
     metavar="DIR",
-    help="Also write every figure as PDF and SVG into DIR, a column of a paper wide.",
+    help="Also write every figure as PDF, SVG and PNG into DIR, a column of a paper wide.",
 )
 def report(runs: tuple[Path, ...], **options: Any) -> None:
     """Make one HTML page of a RUN, or of several to compare them.

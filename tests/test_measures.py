@@ -188,9 +188,3 @@ def test_rp_and_pm_are_those_of_l2metrics() -> None:
     assert c.relative_performance(curve, expert) == pytest.approx(found, abs=EXACT)
     found = kept["perf_maintenance_mrlep"].dropna().iloc[0]
     assert m.maintenance(P[:1], np.array([[1, 0]]))[0, 0] == pytest.approx(found, abs=EXACT)
-
-
-def test_agents_of_a_run_are_drawn_together() -> None:
-    rows = c.rows_of_runs(8, 4, np.random.default_rng(0), 50)
-    assert rows.shape == (50, 8) and set(rows.ravel()) == set(range(8))
-    assert all(len(set(four // 4)) == 1 for row in rows for four in (row[:4], row[4:]))

@@ -1,5 +1,6 @@
 """A study: its runs, what it measures, and what it leaves."""
 
+import re
 import shutil
 from dataclasses import replace
 from math import inf, isnan, nan
@@ -20,11 +21,27 @@ from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
 from canal_mpi.experiments.analysis import ArmStats
-from canal_mpi.experiments.page import collect, main_figures, tables
 from canal_mpi.experiments.points import Point, load_points, save
-from canal_mpi.experiments.study import FILE, Results, claims, find, gather, percent, read, times
+from canal_mpi.experiments.study import (
+    FILE,
+    Results,
+    claims,
+    collect,
+    find,
+    gather,
+    pictures,
+    read,
+)
 from canal_mpi.games import RANDOM_AND_HUMAN, TEN_GAMES
 from canal_mpi.interfaces import Array
+from canal_mpi.report.statistics import (
+    UNKNOWN,
+    bootstrap,
+    mean_score,
+    percent,
+    performance_profile,
+    times,
+)
 from canal_mpi.results.inspect import verify
 
 DEFINITION = """
@@ -152,30 +169,34 @@ def cell(scores: Any, budget: int = 100, arm: str = "arm", **given: Any) -> ArmS
     cost = np.full(len(seeds), float(budget))
     nothing = np.zeros(len(seeds))
     facts: dict[str, Any] = {"learnt": final, "points": final, "train_steps": cost}
-    facts |= {"decision_steps": nothing, "eval_cost": nothing, "seconds": cost / 10}
+    facts |= {"decision_steps": nothing, "evaluation_steps": nothing, "seconds": cost / 10}
     facts |= {"waiting": nothing, "can_forget": True, "seeds": seeds}
     return ArmStats(arm, budget, final=final, **(facts | given))
 
 
 def test_intervals_draw_seeds_and_one_seed_tells_none() -> None:
-    value, low, high = analysis.mean_of(cell([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]))
+    value, low, high = cell([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]).mean
     assert value == 1 and 0 <= low < 0.5 and 1.5 < high <= 2
-    value, low, high = analysis.mean_of(cell([[0.2, 0.4]]))
+    value, low, high = cell([[0.2, 0.4]]).mean
     assert value == pytest.approx(0.3) and isnan(low) and isnan(high)
-    assert all(isnan(x) for x in analysis.mean_of(cell([[0.2, nan]])))  # not all was evaluated
+    assert all(isnan(x) for x in cell([[0.2, nan]]).mean)  # not all was evaluated
     seeds = cell([[1.0, 3.0]] * 4)  # seeds are alike, games are not: no luck to be told of
-    assert analysis.mean_of(seeds) == (2, 2, 2)
+    assert seeds.mean == (2, 2, 2)
 
 
 def test_iqm_profile_and_improvement_by_hand() -> None:
     low, high = cell([[0, 0.1], [0.2, 0.3]]), cell([[0.2, 0.3], [0.4, 10.0]])
-    assert analysis.iqm_of(high)[0] == pytest.approx(0.35)
-    assert analysis.profile_of(low, np.array([0.05, 0.15, 0.5]))[0].tolist() == [0.75, 0.5, 0.0]
+    assert high.iqm[0] == pytest.approx(0.35)
+    assert performance_profile(low.scores, np.array([0.05, 0.15, 0.5]))[0].tolist() == [
+        0.75,
+        0.5,
+        0,
+    ]
     # first game: 0.2 beats 0 and ties 0.2, 0.4 beats both; second: 0.3 beats 0.1, ties 0.3 …
     assert analysis.improvement(high, low)[0] == pytest.approx(3.5 / 4)
     assert analysis.difference(high, low)[0] == pytest.approx(2.725 - 0.15)
-    assert analysis.ratio(analysis.mean_score, high, low)[0] == pytest.approx(2.725 / 0.15)
-    assert isnan(analysis.ratio(analysis.mean_score, high, cell([[-1, 0], [0, 1]]))[0])
+    assert analysis.score_ratio(mean_score, high, low)[0] == pytest.approx(2.725 / 0.15)
+    assert isnan(analysis.score_ratio(mean_score, high, cell([[-1, 0], [0, 1]]))[0])
 
 
 def test_arms_are_compared_on_the_seeds_that_both_have() -> None:
@@ -211,7 +232,7 @@ def test_what_an_arm_spends_to_reach_a_score() -> None:
 def test_forgetting_is_a_part_of_the_score_above_random_play() -> None:
     """From 0.5 to 0.4, random play scores 0.1: a quarter is lost."""
     one = cell([[0.4, 0.4]] * 2, learnt=np.full((2, 1, 2), 0.5))
-    assert analysis.forgetting_of(one, np.array([0.1, 0.1]))[0] == pytest.approx(0.25)
+    assert one.forgetting(np.array([0.1, 0.1]))[0] == pytest.approx(0.25)
 
 
 def test_a_game_is_clearly_lower_by_more_than_two_standard_errors() -> None:
@@ -224,7 +245,7 @@ def test_a_game_is_clearly_lower_by_more_than_two_standard_errors() -> None:
 def test_numbers_are_told_with_their_intervals() -> None:
     assert times((0.2, 0.1, inf)) == "0.20× (0.10 – ∞)" and times((1.5, nan, nan)) == "1.50×"
     assert percent((0.031, 0.02, 0.05)) == "3.1 % (2.0 – 5.0)"
-    assert percent(analysis.UNKNOWN) == "not known"
+    assert percent(UNKNOWN) == "not known"
 
 
 # ── what it leaves ─────────────────────────────────────────────────────────────────────────────
@@ -294,7 +315,7 @@ def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
     )
     assert none.steps.tolist() == [6000, 6000] and share.steps.tolist() == [6000, 6000]
     assert none.seconds.tolist() == [3 * 8] * 2  # ten per task, two of them evaluation
-    assert none.waiting == pytest.approx([6 / 48] * 2) and isnan(none.eval_cost[0])
+    assert none.waiting == pytest.approx([6 / 48] * 2) and isnan(none.evaluation_steps[0])
     krull = np.mean([RANDOM_AND_HUMAN["Krull"][0]])
     assert results.random[0] == pytest.approx(krull) and results.missing == []
 
@@ -321,11 +342,16 @@ def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Pat
     page = (tmp_path / "report.html").read_text()
     assert "Not finished yet: 1 runs (replay_steps-1000_seed-2)" in page
     assert "agents &lt;share&gt;" in page and "<share>" not in page
-    order = ["score-steps", "score-time", "iqm", "profile", "improvement", "ablations", "Krull"]
+    order = ["score-steps", "score-time", "iqm", "profile", "improvement", "ablations", "game-0"]
     places = [page.index(f'<figure id="{key}"') for key in order]
-    assert places == sorted(places) and places[-1] < page.index("<table>")  # tables come last
+    assert places == sorted(places) and places[-1] < page.index("<table")  # tables come last
     assert page.count("<svg") == len(order) + 2 and "steps of all agents" in page
-    for kind, magic in (("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
+    cells = re.sub(r"<[^>]*>", " ", page[page.index("<table") :]).split("\n")
+    rows = [" ".join(row.split()) for row in cells]
+    assert "random play 1598.0 ± 0.4 227.8 ± 0.4 2.2 ± 0.4" in rows
+    assert "none at 1,000 48 52" in rows and "replay at 1,000 40 –" in rows
+    assert any(row.startswith("share at 2,000 2") for row in rows) and "200.0 % (" in page
+    for kind, magic in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
         assert (tmp_path / f"figures/score-steps.{kind}").read_bytes().startswith(magic)
     assert list(verify(tmp_path / "study.h5")) == []
     with h5py.File(tmp_path / "study.h5") as file:
@@ -335,23 +361,22 @@ def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Pat
         assert all("description" in c.attrs for g in file.values() for c in g.values())
 
 
-def test_tables_have_a_row_for_each_arm_and_budget(there: Path) -> None:
-    found = tables(results_of(there))
-    assert list(found) == ["arms", "costs", "games", "seeds"]
-    assert found["seeds"][0] == ["", "1", "2"]
-    assert found["seeds"][2] == ["none at 1,000", "48.0", "52.0"]
-    assert found["seeds"][5] == ["replay at 1,000", "40.0", "–"]
-    costs = dict(zip(found["costs"][0], found["costs"][4], strict=True))
-    assert costs["mean"].startswith("200.0 % (") and costs["train steps"] == "6,000"
-    assert costs["eval cost"] == "–" and costs["waiting"] == "12.5 %"
-    assert found["games"][1][:2] == ["random play", "1598.0 ± 0.4"]
-
-
 def test_ablations_are_set_beside_the_main_arm(there: Path) -> None:
-    figures = {figure.key: figure for figure in main_figures(results_of(there))}
-    assert "replay at 1,000" in figures["ablations"].svg
-    for words in ("share at 1,000 > none at 1,000", "share at 2,000 > none at 1,000"):
-        assert words.replace(">", "&gt;") in figures["improvement"].svg
+    shown = pictures(results_of(there)).sections[1][2]
+    labels = {
+        figure.key: [text.get_text() for text in figure.axes.get_yticklabels()] for figure in shown
+    }
+    assert labels["ablations"] == ["replay at 1,000"]
+    assert labels["improvement"] == [
+        "share at 1,000 > none at 1,000",
+        "share at 2,000 > none at 1,000",
+    ]
+
+
+def test_samples_of_other_numbers_of_seeds_are_drawn_on_their_own() -> None:
+    many, few = np.array([[1.0], [2.0], [3.0]]), np.array([[2.0], [2.0]])
+    value, low, high = bootstrap(lambda x, y: mean_score(x) - mean_score(y), many, few)
+    assert value == 0 and -1 <= low < 0 < high <= 1
 
 
 def test_games_without_human_scores_are_measured_from_random_play_to_the_baseline() -> None:

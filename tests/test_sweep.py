@@ -19,24 +19,24 @@ from madeup import write_run
 from canal_mpi.cli import cli
 from canal_mpi.config import from_toml
 from canal_mpi.errors import RankFailed, UsageError
-from canal_mpi.experiments import estimates
 from canal_mpi.experiments import runner as runners
-from canal_mpi.experiments.estimates import Pace, seconds_in_all, seconds_of, taught_part
 from canal_mpi.experiments.points import FINISHED, Point, save
 from canal_mpi.experiments.runner import (
     BROKEN,
     ELSEWHERE,
     STOPPED,
-    PointRun,
     Progress,
     Runner,
+    dry_run,
+    estimate,
     last_error,
+    time_trial,
 )
 from canal_mpi.launch import mpirun as launcher
 from canal_mpi.launch.mpirun import Command
 from canal_mpi.results.files import write_arrays
 from canal_mpi.results.inspect import differences
-from canal_mpi.settings import EvaluationConfig, Job, RehearsalConfig
+from canal_mpi.settings import Job
 
 FAKE = """
 import signal, sys, time
@@ -276,17 +276,18 @@ def test_a_report_starts_nothing_and_leaves_out_runs_of_other_jobs(
 def test_a_report_says_how_runs_that_are_not_finished_were_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = {"stopped": "stopped", "died": "broken", "torn": "damaged"}
-    states = {"stopped": "stopped", "died": "running", "torn": "finished"}
+    wanted = {"stopped": "stopped", "died": "died", "torn": "damaged", "elsewhere": "elsewhere"}
+    beats = {"stopped": 1.0, "died": 1.0, "torn": 1.0, "elsewhere": time.time()}  # seen by its beat
+    states = {"stopped": "stopped", "died": "running", "torn": "finished", "elsewhere": "running"}
     there = [madeup_point(tmp_path, name, status=status) for name, status in states.items()]
-    save(tmp_path, "sweep", [*there, a_point("failed"), a_point("new")])
+    for name, status in states.items():
+        facts = {"status": status, "time": beats[name]}
+        (tmp_path / name / "status.json").write_text(json.dumps(facts))
+    save(tmp_path, "sweep", [*there, a_point("new")])
     (tmp_path / "torn/run.h5").write_bytes(b"hi")
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs/failed.log").write_text("canal-mpi: something\n")
-    os.utime(tmp_path / "logs/failed.log", (1, 1))
     cli(["sweep", "--resume", str(tmp_path), "--report"], standalone_mode=False)
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
-    wanted |= {"failed": "broken", "new": "waiting"}
+    wanted |= {"new": "waiting"}
     assert {words[0]: words[1] for words in lines if words[0] in wanted} == wanted
 
 
@@ -294,22 +295,6 @@ def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
     one, other = (write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2))
     assert "@job: seed is 1 against 2" in differences(one, other)
     assert differences(one, one) == []
-
-
-def test_a_run_on_another_node_is_not_called_broken(tmp_path: Path) -> None:
-    """Its locks are not seen here, its heartbeat is; or its log is just being begun."""
-    point = madeup_point(tmp_path, "a", status="running")
-    run = PointRun(point, tmp_path / "a", tmp_path / "a.log")
-    for beat, log, wanted in (
-        (time.time(), False, ELSEWHERE),
-        (1, False, BROKEN),
-        (1, True, ELSEWHERE),
-    ):
-        (tmp_path / "a/status.json").write_text(json.dumps({"status": "running", "time": beat}))
-        if log:
-            (tmp_path / "a.log").touch()
-        run.describe()
-        assert run.status == wanted
 
 
 def test_the_time_left_is_told_from_what_is_finished(tmp_path: Path) -> None:
@@ -339,40 +324,31 @@ def test_on_a_terminal_one_line_is_replaced(
 
 
 def test_a_trial_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimates, "TRIAL_TIMEOUT", 0.01)
+    monkeypatch.setattr(runners, "TRIAL_TIMEOUT", 0.01)
     with pytest.raises(RankFailed, match="the trial of 600 steps took more than"):
-        estimates.measure_pace(Job(tasks=("CartPole-v1",)))
+        time_trial(Job(tasks=("CartPole-v1",)))
 
 
 def test_estimates_count_steps_lessons_crowding_and_slow_devices() -> None:
-    pace = Pace(env=0.0005, learn=0.0005, episode=0.2)
-    job = Job(tasks=("a", "b"), order="rotate", rehearsal=RehearsalConfig(rows=0))
-    one = seconds_of(Point("x", job, 1), pace)
-    assert one == pytest.approx(4 + 2 * (20 + 1))
-    rehearses = replace(job, rehearsal=RehearsalConfig())  # a third more updates
-    assert seconds_of(Point("x", rehearses, 1), pace) == pytest.approx(4 + 2 * (10 + 10 / 0.75 + 1))
-    looks = EvaluationConfig(interval=5000, tasks="seen")  # 4 inside a task, the other task in half
-    often = replace(job, evaluation=looks)
-    assert seconds_of(Point("x", often, 1), pace) == pytest.approx(4 + 2 * (20 + 5.5))
-    crowd = seconds_of(Point("x", job, 1000), pace)
-    assert crowd > 100 * one
-    slow = seconds_of(Point("x", replace(job, emulate=("n@0.25",)), 1), pace)
-    assert slow == pytest.approx(4 + 2 * 21 * 4)
-    assert taught_part(Point("x", job, 2)) == 0.5  # both tasks are known after the first round
+    job, trial = Job(tasks=("a", "b"), order="rotate"), (0.001, 1.0)
+    one = estimate(Point("x", job, 1), trial)
+    assert one == pytest.approx(2 * (20 + 1))
+    assert estimate(Point("x", job, 1000), trial) > 100 * one
+    slow = replace(job, emulate=("n@0.25",))
+    assert estimate(Point("x", slow, 1), trial) == pytest.approx(4 * one)
+    both = estimate(Point("x", job, 2), trial)  # both tasks are known after the first round
     alone = replace(job, share=replace(job.share, policy="none"))
-    assert taught_part(Point("x", alone, 2)) == taught_part(Point("x", job, 1)) == 0
-    assert seconds_in_all([a_point("a"), a_point("b")], [10.0, 10.0], slots=2) == 10.0
-    assert seconds_in_all([a_point("a", 2), a_point("b", 2)], [10.0, 10.0], slots=2) == 20.0
+    assert both == pytest.approx(estimate(Point("x", alone, 2), trial) * (15 + 1) / (20 + 1))
 
 
 def test_a_dry_run_tells_groups_of_seeds_by_what_their_runs_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Runs of 30 s and of two minutes are finished; the third group is tried out."""
-    monkeypatch.setattr(estimates, "measure_pace", lambda job: Pace(0.001, 0.001, 0.0))
+    """A run of 30 s is finished; the second group is tried out."""
+    monkeypatch.setattr(runners, "time_trial", lambda job: (0.01, 0.0))
     job = madeup_point(tmp_path, "a").job  # 3 tasks of 10 s each
     found = [Point(n, job, 2, {"arm": n[0], "seed": n}) for n in ("a", "a2", "b1")]
-    lines = estimates.dry_run(tmp_path, found, slots=2)
+    lines = dry_run(tmp_path, found, slots=2)
     assert [line.split()[:4] for line in lines[1:3]] == [["a", "2", "2", "1"], ["b", "2", "1", "0"]]
     assert lines[1].endswith("about 34 s") and lines[-1].startswith(" 3 points, 1 finished")
 

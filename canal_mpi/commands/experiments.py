@@ -92,7 +92,6 @@ def study(**options: Any) -> None:
     """
     from canal_mpi.experiments import points as index
     from canal_mpi.experiments import study as studies
-    from canal_mpi.experiments.page import collect
     from canal_mpi.results.files import write_whole
 
     folder, points = _resumed("study", options)
@@ -105,7 +104,7 @@ def study(**options: Any) -> None:
             index.save(folder, "study", points)
             write_whole(folder / studies.FILE, path.read_bytes())
     chosen = _part(_part(points, "arm", options["arms"]), "seed", options["seeds"])
-    execute("study", folder, points, chosen, options, collect)
+    execute("study", folder, points, chosen, options, studies.collect)
 
 
 def _words(text: str | None) -> list[str]:
@@ -193,14 +192,14 @@ def execute(
 ) -> None:
     """List, report, write a script for, or run the chosen points of an experiment."""
     from canal_mpi.cli import seconds_of
-    from canal_mpi.experiments import estimates, runner
+    from canal_mpi.experiments import runner
     from canal_mpi.experiments.points import check_points
     from canal_mpi.results.files import write_whole
 
     slots, only = options["slots"] or runner.cores(), options["point"]
     if options["dry_run"]:
         check_points(folder, points)
-        return click.echo("\n".join(estimates.dry_run(folder, chosen, slots)))
+        return click.echo("\n".join(runner.dry_run(folder, chosen, slots)))
     if options["slurm"] is not None:
         text = runner.slurm_script(kind, folder, points)
         write_whole(options["slurm"], text.encode())

@@ -1,7 +1,7 @@
-"""What the runs of a study tell: scores, costs and comparisons. Pure functions over results.
+"""What the runs of a study tell: scores, costs and comparisons of arms at budgets.
 
-The unit of resampling is the seed: agents of one run share what they learnt. Scores of a seed are
-means over its agents. What can't be told is NaN.
+The unit of resampling is the seed; scores of a seed are means over its agents. What can't be told
+is NaN.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,12 @@ import numpy as np
 
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
+from canal_mpi.report.statistics import Interval, bootstrap, mean_score, ratio
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Measured, steps_to
+from canal_mpi.results.compare import Measured
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
-
-RESAMPLES = 2000
-Interval = tuple[Any, Any, Any]  # a value with its 95 % interval
-UNKNOWN: Interval = (nan, nan, nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +33,7 @@ class ArmStats:
     points: Array  # [seed, agent, task] score at the end in game points
     train_steps: Array  # [seed] own training steps of all agents
     decision_steps: Array  # [seed] steps that decided something
-    eval_cost: Array  # [seed] steps that only measured; NaN where they were not counted
+    evaluation_steps: Array  # [seed] steps that only measured; NaN where they were not counted
     seconds: Array  # [seed] wall time of the slowest agent, evaluation left out
     waiting: Array  # [seed] part of that time which agents waited for others
     can_forget: bool  # whether tasks share any weight
@@ -45,16 +42,26 @@ class ArmStats:
     def of(cls, arm: str, budget: int, runs: Sequence[Run], scale: Scale) -> "ArmStats":
         """From the runs of an arm at one budget, one per seed."""
         measured = [Measured(run, scale) for run in runs]
-        seeds = tuple(int(run.attributes["seed"]) for run in runs)
-        scores = (
+        trained, decided, evaluated, seconds, waited = np.array([_costs(run) for run in runs]).T
+        return cls(
+            arm,
+            budget,
+            tuple(int(run.attributes["seed"]) for run in runs),
             np.stack([run.P[:, -1] for run in measured]),
             np.stack([run.learnt for run in measured]),
             np.stack([run.raw[:, run.rounds_done] for run in measured]),
+            trained,
+            decided,
+            evaluated,
+            seconds,
+            waited,
+            runs[0].setting("learn.heads") != "separate",
         )
-        trained, decided, evaluated, seconds, waited = np.array([_costs(run) for run in runs]).T
-        costs = (trained, decided, evaluated, seconds, waited)
-        can_forget = runs[0].setting("learn.heads") != "separate"
-        return cls(arm, budget, seeds, *scores, *costs, can_forget)
+
+    @property
+    def label(self) -> str:
+        """The arm at its budget, in words."""
+        return f"{self.arm} at {self.budget:,}"
 
     @property
     def steps(self) -> Array:
@@ -64,14 +71,41 @@ class ArmStats:
     @property
     def scores(self) -> Array:
         """[seed, task]: the mean over agents at the end."""
-        found: Array = self.final.mean(axis=1)
-        return found
+        return np.asarray(self.final.mean(axis=1))
 
     @property
     def by_seed(self) -> Array:
         """[seed]: the mean over agents and tasks at the end."""
-        found: Array = self.final.mean(axis=(1, 2))
-        return found
+        return np.asarray(self.final.mean(axis=(1, 2)))
+
+    @property
+    def mean(self) -> Interval:
+        """Mean score at the end."""
+        return bootstrap(mean_score, self.scores)
+
+    @property
+    def iqm(self) -> Interval:
+        """Interquartile mean over seeds and tasks at the end."""
+        return bootstrap(m.interquartile_mean, self.scores)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over seeds of the mean score."""
+        return float(self.by_seed.std(ddof=1)) if len(self.seeds) > 1 else nan
+
+    def forgetting(self, random: Array) -> Interval:
+        """What was lost since tasks were learnt, as part of the score above random play then."""
+
+        def lost(learnt: Array, final: Array) -> Any:
+            return ratio(mean_score(learnt - final), mean_score(learnt - random))
+
+        return bootstrap(lost, self.learnt.mean(axis=1), self.scores)
+
+    def points_by_task(self) -> list[tuple[float, float]]:
+        """The mean over seeds of the game points on each task, and its standard error."""
+        means = self.points.mean(axis=1)  # [seed, task]
+        error = means.std(axis=0) / np.sqrt(max(len(means) - 1, 1))
+        return list(zip(means.mean(axis=0).tolist(), error.tolist(), strict=True))
 
     def on(self, seeds: Sequence[int]) -> "ArmStats":
         """The same on these seeds alone, in their order."""
@@ -86,7 +120,7 @@ def _costs(run: Run) -> list[float]:
     """Steps of training, decisions and measuring; seconds without measuring; part of waiting."""
     tasks, names = run["tasks"], ("env_steps", "probe_steps", "evaluation_steps")
     steps = [float(tasks[name].sum()) if name in tasks else nan for name in names]
-    busy = tasks["seconds"] - tasks["evaluate_seconds"]
+    busy = tasks["seconds"] - tasks.get("evaluate_seconds", 0)
     each = [float(busy[tasks["agent"] == agent].sum()) for agent in run.agents]
     return [*steps, max(each), float(tasks["wait_seconds"].sum()) / max(sum(each), 1e-9)]
 
@@ -97,12 +131,13 @@ def scale_of(tasks: Sequence[str], random: Array, baseline: Sequence[Run]) -> Sc
         zero, one = np.array([RANDOM_AND_HUMAN[task] for task in tasks]).T
         return Scale("HNS", "human-normalised: 0 is random play, 1 a human", zero, one)
     best = np.full(len(tasks), -inf)
-    for run in baseline:
-        table = run["tasks"]
-        means = [m.mean(table["score"][table["task"] == task]) for task in tasks]
-        best = np.fmax(best, means)
+    for table in (run["tasks"] for run in baseline):
+        best = np.fmax(best, [m.mean(table["score"][table["task"] == task]) for task in tasks])
     about = "0 is random play, 1 the best mean score of a run of the baseline"
     return Scale("score", about, random, np.where(best > random, best, random + 1))
+
+
+# ── comparisons, on the seeds that all arms have ───────────────────────────────────────────────
 
 
 def matched(*cells: ArmStats) -> list[ArmStats]:
@@ -111,85 +146,21 @@ def matched(*cells: ArmStats) -> list[ArmStats]:
     return [cell.on(common) for cell in cells]
 
 
-# ── resampling ─────────────────────────────────────────────────────────────────────────────────
-
-
-def bootstrap(statistic: Callable[..., Any], *samples: Array) -> Interval:
-    """A statistic with its 95 % interval: seeds, the first dimension, are drawn anew.
-
-    Samples have the same seeds. The statistic takes them with or without a dimension of draws in
-    front. With one seed nothing is known of the interval.
-    """
-    count = len(samples[0])
-    if not count or any(np.isnan(sample).any() for sample in samples):
-        return UNKNOWN
-    value = statistic(*samples)
-    if count == 1 or np.isnan(value).all():
-        return value, np.full_like(value, nan)[()], np.full_like(value, nan)[()]
-    draws = np.random.Generator(np.random.PCG64(0)).integers(count, size=(RESAMPLES, count))
-    found = statistic(*(sample[draws] for sample in samples))
-    low, high = np.nanpercentile(found, [2.5, 97.5], axis=0, method="nearest")
-    return value, low, high
-
-
-def _over(part: Any, whole: Any) -> Any:
-    """A ratio; NaN where the whole is not above 0, so that it would mean nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.greater(whole, 0), np.divide(part, whole), nan)[()]
-
-
-def mean_score(scores: Array) -> Any:
-    """The mean over [seed, task]."""
-    return scores.mean(axis=(-2, -1))
-
-
-def mean_of(cell: ArmStats) -> Interval:
-    """Mean score at the end."""
-    return bootstrap(mean_score, cell.scores)
-
-
-def iqm_of(cell: ArmStats) -> Interval:
-    """Interquartile mean over seeds and tasks at the end."""
-    return bootstrap(m.interquartile_mean, cell.scores)
-
-
-def profile_of(cell: ArmStats, levels: Array) -> Interval:
-    """Performance profile: the part of seeds and tasks whose score is above each level."""
-    return bootstrap(lambda x: (x[..., None] > levels).mean(axis=(-3, -2)), cell.scores)
-
-
-def forgetting_of(cell: ArmStats, random: Array) -> Interval:
-    """What was lost since the task was learnt, as part of the score above random play then."""
-
-    def lost(learnt: Array, final: Array) -> Any:
-        return _over(mean_score(learnt - final), mean_score(learnt - random))
-
-    return bootstrap(lost, cell.learnt.mean(axis=1), cell.scores)
-
-
-def spread_of(cell: ArmStats) -> float:
-    """Standard deviation over seeds of the mean score."""
-    return float(cell.by_seed.std(ddof=1)) if len(cell.seeds) > 1 else nan
-
-
-# ── comparisons ────────────────────────────────────────────────────────────────────────────────
-
-
 def improvement(cell: ArmStats, base: ArmStats) -> Interval:
     """Probability that a seed of the arm scores higher than one of the base, mean over tasks."""
     return bootstrap(compare.improvement, *(one.scores for one in matched(cell, base)))
 
 
 def difference(cell: ArmStats, base: ArmStats) -> Interval:
-    """Difference of the mean scores on the seeds that both have."""
+    """Difference of the mean scores."""
     scores = [one.scores for one in matched(cell, base)]
     return bootstrap(lambda x, y: mean_score(x) - mean_score(y), *scores)
 
 
-def ratio(statistic: Callable[[Array], Any], cell: ArmStats, base: ArmStats) -> Interval:
-    """A statistic of the scores of an arm over that of another, on the seeds that both have."""
+def score_ratio(statistic: Callable[[Array], Any], cell: ArmStats, base: ArmStats) -> Interval:
+    """A statistic of the scores of an arm over that of another."""
     scores = [one.scores for one in matched(cell, base)]
-    return bootstrap(lambda x, y: _over(statistic(x), statistic(y)), *scores)
+    return bootstrap(lambda x, y: ratio(statistic(x), statistic(y)), *scores)
 
 
 def clearly_lower(cell: ArmStats, base: ArmStats) -> Array:
@@ -198,15 +169,14 @@ def clearly_lower(cell: ArmStats, base: ArmStats) -> Array:
     if len(ours) < 2:
         return np.zeros(ours.shape[1], dtype=bool)
     error = np.sqrt((ours.var(axis=0, ddof=1) + theirs.var(axis=0, ddof=1)) / len(ours))
-    found: Array = ours.mean(axis=0) < theirs.mean(axis=0) - 2 * error
-    return found
+    return np.asarray(ours.mean(axis=0) < theirs.mean(axis=0) - 2 * error)
 
 
 def best_budget(cells: Sequence[ArmStats]) -> ArmStats:
     """The smallest budget whose mean is within one standard error of the highest."""
     means = [float(cell.by_seed.mean()) for cell in cells]
     top = cells[int(np.argmax(means))]
-    error = spread_of(top) / np.sqrt(len(top.seeds)) if len(top.seeds) > 1 else 0.0
+    error = top.spread / np.sqrt(len(top.seeds)) if len(top.seeds) > 1 else 0.0
     pairs = sorted(zip(cells, means, strict=True), key=lambda pair: pair[0].budget)
     return next(cell for cell, mean in pairs if mean >= max(means) - error)
 
@@ -221,14 +191,9 @@ def cost_ratio(cells: Sequence[ArmStats], base: ArmStats, cost: str) -> Interval
 
     def spent(scores: Array, costs: Array, level: Array, whole: Array) -> Any:
         goal, x, y = level.mean(axis=-1), costs.mean(axis=-2), scores.mean(axis=-2)
-        spent_then = np.vectorize(_cost_at, signature="(),(n),(n)->()")(goal, x, y)
-        return _over(spent_then, whole.mean(axis=-1))
+        spent_then = np.vectorize(compare.steps_to, signature="(),(n),(n)->()")(goal, x, y)
+        return ratio(np.where(np.isnan(spent_then), inf, spent_then), whole.mean(axis=-1))
 
     scores = np.stack([cell.by_seed for cell in ours], axis=1)  # [seed, budget]
     costs = np.stack([getattr(cell, cost) for cell in ours], axis=1)
     return bootstrap(spent, scores, costs, base.by_seed, getattr(base, cost))
-
-
-def _cost_at(level: float, costs: Array, scores: Array) -> float:
-    found = steps_to(level, costs, scores)
-    return inf if np.isnan(found) else found

@@ -6,20 +6,22 @@ jobs; whatever resumes an experiment, or starts one point on another node, check
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from canal_mpi import config
 from canal_mpi.errors import CanalError, DamagedData, UsageError
 from canal_mpi.games import ORDERS
 from canal_mpi.launch.hostfile import MOST_RANKS, Host, parse_hosts
-from canal_mpi.results.files import NAME, file_name, write_whole
+from canal_mpi.results.files import NAME, file_name, image, write_dataset, write_whole
 from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import marks_of, status_of
+from canal_mpi.results.store import TEXT
 from canal_mpi.settings import Job, Layer
 
 INDEX = "experiment.json"
@@ -29,6 +31,7 @@ NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 MAX_POINTS, MAX_INDEX_BYTES = 10_000, 1 << 26
 FINISHED = "finished"
 PLAIN_AXES = {"arm", "hosts", "topology", "policy"}  # whose values need no name before them
+Column = tuple[Sequence[Any], str]  # values, description
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,7 @@ def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
         hosts = [f"{h.name} {h.ranks}{' env-server' * h.is_env_server}" for h in p.hosts]
         entry = {"name": p.name, "ranks": p.ranks, "servers": p.servers, "settings": p.settings}
         entries.append(entry | {"hosts": hosts, "network": p.network})
-    facts = {"kind": kind, "points": entries}
-    write_whole(folder / INDEX, json.dumps(facts, indent=1).encode())
+    write_whole(folder / INDEX, json.dumps({"kind": kind, "points": entries}, indent=1).encode())
 
 
 def check_points(folder: Path, points: Sequence[Point]) -> None:
@@ -121,9 +123,7 @@ def has_index(folder: Path, kind: str) -> bool:
     """Whether such an experiment was started here before; UsageError if it is of the other kind."""
     if not (folder / INDEX).is_file():
         return False
-    with _as_written(folder / INDEX):
-        found = _index(folder)["kind"]
-    if found != kind:
+    if (found := _index(folder)["kind"]) != kind:
         raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` resumes it.")
     return True
 
@@ -132,31 +132,31 @@ def load_points(folder: Path, kind: str) -> list[Point]:
     """The points of an experiment that was started here before."""
     if not has_index(folder, kind):
         raise UsageError(f"{folder} holds no {kind}: there is no {INDEX} in it.")
-    with _as_written(folder / INDEX):
-        entries = _index(folder)["points"]
-        if not 1 <= len(entries) <= MAX_POINTS:
-            raise ValueError(f"{len(entries)} points")
-        if len({entry["name"] for entry in entries}) < len(entries):
-            raise ValueError("a point is there twice")
-        return [_read(folder, entry) for entry in entries]
-
-
-def _index(folder: Path) -> dict[str, Any]:
-    facts: dict[str, Any] = json.loads((folder / INDEX).read_bytes()[:MAX_INDEX_BYTES])
-    if facts["kind"] not in KINDS:
-        raise ValueError("an unknown kind of experiment")
-    return facts
-
-
-@contextmanager
-def _as_written(path: Path) -> Iterator[None]:
-    """Whatever goes wrong inside means that the index is damaged."""
     try:
-        yield
+        points = [_read(folder, entry) for entry in _index(folder)["points"]]
+        if not 1 <= len(points) <= MAX_POINTS:
+            raise ValueError(f"{len(points)} points")
     except CanalError:
         raise
     except Exception as error:  # anybody may have edited it
-        raise DamagedData(f"{path} is not as canal-mpi writes it: {error!r}; {ANEW}.") from error
+        raise _damaged(folder / INDEX, error) from error
+    check_names(points)
+    return points
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads((folder / INDEX).read_bytes()[:MAX_INDEX_BYTES])
+        if facts["kind"] not in KINDS:
+            raise ValueError("an unknown kind of experiment")
+    except Exception as error:
+        raise _damaged(folder / INDEX, error) from error
+    return facts
+
+
+def _damaged(path: Path, error: Exception) -> DamagedData:
+    words = str(error).rstrip(".") if isinstance(error, CanalError) else repr(error)
+    return DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.")
 
 
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
@@ -176,16 +176,30 @@ def _read(folder: Path, entry: dict[str, Any]) -> Point:
 
 def _read_job(folder: Path, name: str) -> Job:
     """The job of a point; a published experiment has it beside its run.h5 only."""
-    path = folder / "jobs" / f"{name}.toml"
-    beside = folder / name / "job.toml"
+    path, beside = folder / "jobs" / f"{name}.toml", folder / name / "job.toml"
     path = beside if beside.is_file() and not path.is_file() else path
     try:
         return config.from_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DamagedData(f"{path} can't be read: {error.strerror or error}; {ANEW}.") from error
     except (CanalError, UnicodeDecodeError) as error:
-        words = str(error).rstrip(".")
-        raise DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.") from error
+        raise _damaged(path, error) from error
+
+
+def write_tables(path: Path, kind: str, about: str, tables: dict[str, dict[str, Column]]) -> None:
+    """An HDF5 file of an experiment with a group per table; every column is described."""
+
+    def fill(file: Any) -> None:
+        file.attrs.update({"kind": kind, "description": about})
+        for table, columns in tables.items():
+            group = file.require_group(table)
+            for name, (values, words) in columns.items():
+                texts = len(values) and isinstance(values[0], str)
+                encoded = [value.encode()[:64] for value in values] if texts else values
+                found = np.array(encoded, dtype=TEXT if texts else None)
+                write_dataset(group, name, found, description=words)
+
+    write_whole(path, image(fill))
 
 
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────

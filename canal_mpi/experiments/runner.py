@@ -8,32 +8,48 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, nan
 from pathlib import Path
 from shutil import get_terminal_size
 from statistics import fmean
-from time import monotonic, sleep, time
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep
 from typing import Any
 
 from canal_mpi import config
-from canal_mpi.errors import DamagedData, DirectoryInUse, Stopped, UsageError
+from canal_mpi.errors import (
+    CanalError,
+    DamagedData,
+    DirectoryInUse,
+    RankFailed,
+    Stopped,
+    UsageError,
+)
 from canal_mpi.experiments.points import FINISHED, Point, check_same_job, job_file
+from canal_mpi.games import order_of
 from canal_mpi.launch.mpirun import (
     Command,
     Process,
     build_command,
     clean_up,
     end_at_once,
+    program,
     start_process,
     temporary_folder,
 )
 from canal_mpi.launch.supervise import STOP_SIGNALS
-from canal_mpi.results.progress import clean, duration, number, remaining, whole
-from canal_mpi.results.status import SIGN_OF_LIFE, locked, run_status, status_of
+from canal_mpi.rank.plan import devices
+from canal_mpi.results.compare import Measured
+from canal_mpi.results.measures import mean
+from canal_mpi.results.progress import clean, duration, number, remaining
+from canal_mpi.results.reader import Run, load
+from canal_mpi.results.status import locked, run_status, status_of
+from canal_mpi.settings import Job
 
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 10.0  # until a point that another host has is tried again
@@ -42,6 +58,9 @@ WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: by
 STOPPED, BROKEN = "stopped", "broken"
 TEMPLATE = "sweep-array.sbatch"
 CLEAR_LINE = "\r\x1b[K"
+TRIAL_STEPS, TRIAL_TIMEOUT = 600, 300.0
+START_SECONDS = 4.0  # until the first step of a run
+LESSON_COST = 0.5  # time of a task with a lesson as part of one that is played
 
 
 @dataclass
@@ -75,16 +94,10 @@ class PointRun:
     def describe(self) -> None:
         """For a report that starts nothing: also see how a run that is not finished was left."""
         self.check()
-        if self.status == WAITING:
-            left, age = status_of(self.folder), inf
-            with suppress(OSError):
-                age = time() - self.log.stat().st_mtime
-            if left in (STOPPED, "damaged", "degraded"):
-                self.status = left
-            elif age < SIGN_OF_LIFE or run_status(self.folder).alive:
-                self.status = ELSEWHERE  # on another node, whose locks are not seen here
-            elif left != "missing" or age < inf:
-                self.status = BROKEN
+        seen = run_status(self.folder).status
+        if self.status == WAITING and seen != "unknown":
+            damaged = status_of(self.folder) == "damaged"
+            self.status = "damaged" if damaged else ELSEWHERE if seen == RUNNING else seen
 
     def ask_to_stop(self) -> None:
         """Let its ranks save and stop."""
@@ -141,9 +154,8 @@ def launch_of(point: Point, folder: Path, resumes: bool) -> Command:
     what = ["--resume", str(run)]
     if not resumes:
         what = ["--job", str(job_file(folder, point)), "--out", str(run), "--force"]
-    network = point.network or None
     arguments = (point.ranks, ["train", *what], point.hosts, point.servers)
-    return build_command(*arguments, network=network, settings=False)
+    return build_command(*arguments, network=point.network or None, settings=False)
 
 
 def last_error(log: Path, offset: int) -> str:
@@ -280,17 +292,15 @@ class Progress:
         print(CLEAR_LINE * self._terminal + "\n".join(self.table()), flush=True)
 
     def table(self) -> list[str]:
-        """One line per point, then how long the rest will take."""
+        """One line per point, with steps, time and mean score where it is finished."""
         width = max(5, *(len(run.point.name) for run in self.runner.runs))
-        lines = [f" {'point':<{width}}  {'status':<9}  round    time"]
+        lines = [f" {'point':<{width}}  {'status':<9}  {'steps':>9}  {'time':<12} score"]
         for run in self.runner.runs:
-            seen = run_status(run.folder)
-            rounds = whole(seen.facts.get("rounds"))
-            here = rounds if run.status == FINISHED else seen.round
-            where = f"{here}/{rounds}" if rounds and run.status != WAITING else ""
-            took = duration(run.seconds) if run.seconds else ""
-            words = f" {run.point.name:<{width}}  {run.status:<9}  {where:<7}  {took:<12} "
-            lines.append(f"{words}{clean(run.reason)[:60]}".rstrip())
+            facts = clean(run.reason)[:60]
+            if run.status == FINISHED:
+                with suppress(CanalError):
+                    facts = _result(load(run.folder))
+            lines.append(f" {run.point.name:<{width}}  {run.status:<9}  {facts}".rstrip())
         return [*lines, f" {self.summary()}"]
 
     def summary(self) -> str:
@@ -304,13 +314,23 @@ class Progress:
         running, waiting = self.runner.having(RUNNING), self.runner.having(WAITING)
         sizes = [run.size for run in (*running, *waiting)]
         known = [(run, run.seconds) for run in self.runner.having(FINISHED) if run.seconds]
-        known += [(r, r.seconds + number(run_status(r.folder).facts.get("left"))) for r in running]
+        left = [(r, number(run_status(r.folder).facts.get("left"))) for r in running]
+        known += [(run, run.seconds + seconds) for run, seconds in left]
         least = max(sizes, default=0) / COMPARABLE
         rates = [s / run.size for run, s in known if isfinite(s) and run.size >= least]
         if not rates:
             return nan
         spent = sum(min(run.seconds, fmean(rates) * run.size) for run in running)
         return (fmean(rates) * sum(sizes) - spent) / max(len(running), 1)
+
+
+def _result(run: Run) -> str:
+    """Steps, time and mean score of a run in a line."""
+    tasks, found = run["tasks"], Measured(run)
+    human = found.scale.name == "HNS"
+    score = f"{100 * mean(found.learnt):.1f} % HNS" if human else f"{mean(tasks['score']):.1f}"
+    steps = int((tasks["env_steps"] + tasks["probe_steps"]).sum())
+    return f"{steps:>9,}  {duration(run.seconds):<12} {score}"
 
 
 def slurm_script(kind: str, folder: Path, points: Sequence[Point]) -> str:
@@ -331,7 +351,84 @@ def slurm_script(kind: str, folder: Path, points: Sequence[Point]) -> str:
         values["VENV="] = f"${{VENV:-{shlex.quote(sys.prefix)}}}"
     for start, value in values.items():
         line = (start + value).replace("\\", r"\\")
-        text, count = re.subn(f"(?m)^{re.escape(start)}.*$", line, text)
-        if count != 1:
-            raise UsageError(f"{files[0]} has {count} lines that begin with {start}; expected one.")
+        text = re.sub(f"(?m)^{re.escape(start)}.*$", line, text)
     return text
+
+
+# ── how long it will take ──────────────────────────────────────────────────────────────────────
+
+
+def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
+    """The groups of points that differ only in their seed, with runs and times, as a table."""
+    done = {p.name: load(folder / p.name).seconds for p in points if all_finished(folder, [p])}
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        groups.setdefault(point.group, []).append(point)
+    known = {name: [done[p.name] for p in ps if p.name in done] for name, ps in groups.items()}
+    largest = max(points, key=lambda p: p.job.train.steps).job
+    trial = time_trial(largest) if not all(known.values()) else (0.0, 0.0)
+    times = {
+        name: START_SECONDS + (fmean(known[name]) if known[name] else estimate(members[0], trial))
+        for name, members in groups.items()
+    }
+    width = max(5, *map(len, groups))
+    lines = [f" {'what':<{width}}  ranks  runs  finished  each"]
+    for name, members in groups.items():
+        facts = (
+            f"{members[0].ranks:>5}  {len(members):>4}  {sum(p.name in done for p in members):>8}"
+        )
+        lines.append(f" {name:<{width}}  {facts}  about {duration(times[name])}")
+    left = [(p, times[p.group]) for p in points if p.name not in done]
+    shares = [seconds * (1.0 if p.hosts else min(p.ranks / slots, 1.0)) for p, seconds in left]
+    total = max(sum(shares), *(seconds for _, seconds in left)) if left else 0.0
+    runs = f"{len(points)} points, {len(done)} finished"
+    return [*lines, f" {runs} · with {slots} slots about {duration(total)} to go · {folder}"]
+
+
+def time_trial(job: Job) -> tuple[float, float]:
+    """One agent plays a part of its first task: seconds per step, and besides for the task."""
+    steps = min(TRIAL_STEPS, job.train.steps)
+    half = max(steps // 2, 1)  # in the first one things are loaded and compiled
+    short = replace(
+        job, emulate=(), train=replace(job.train, steps=steps, rounds=1, log_interval=half)
+    )
+    with TemporaryDirectory(prefix="canal-") as folder:
+        run, file = Path(folder) / "trial", Path(folder) / "job.toml"
+        file.write_text(config.to_toml(short), encoding="utf-8")
+        _run_trial([*program(), "train", "-q", "--job", str(file), "--out", str(run)], steps)
+        trial = load(run)
+    rows = trial["train"]
+    busy = rows["env_seconds"] + rows["learn_seconds"]
+    return float(busy[-1]) / half, max(trial.seconds - float(busy.sum()), 0.0)
+
+
+def _run_trial(command: list[str], steps: int) -> None:
+    env = Command(command, settings=False).environment()
+    given: dict[str, Any] = {"env": env, "capture_output": True, "text": True}
+    try:
+        done = subprocess.run(command, timeout=TRIAL_TIMEOUT, **given)
+    except subprocess.TimeoutExpired as error:
+        raise RankFailed(
+            f"the trial of {steps} steps took more than {TRIAL_TIMEOUT:.0f} s, so no time can be "
+            "told: shorten evaluation.episodes or evaluation.max_steps, or leave out --dry-run."
+        ) from error
+    said = done.stderr.strip().removeprefix("canal-mpi: ")
+    if done.returncode == UsageError.code:
+        raise UsageError(said)
+    if done.returncode:
+        raise RankFailed(f"the trial run failed: {said or done.returncode}")
+
+
+def estimate(point: Point, trial: tuple[float, float]) -> float:
+    """About so many seconds: tasks that others have learnt before are taken to come as lessons."""
+    job, agents, (step, besides) = point.job, point.agents, trial
+    rounds = job.train.rounds or len(job.tasks)
+    orders = [order_of(job.order, job.tasks, k, job.seed)[:rounds] for k in range(agents)]
+    known, taught = set[str](), 0
+    for tasks in zip(*orders, strict=True):
+        taught += sum(task in known for task in tasks) if job.share.policy != "none" else 0
+        known |= set(tasks) if agents > 1 else set()
+    part = 1 - (1 - LESSON_COST) * taught / (agents * rounds)
+    crowd = max(point.ranks / cores(), 1.0) if not point.hosts else 1.0
+    slowest = min(device.speed for device in devices(job, ["here"] * point.ranks))
+    return rounds * (part * step * job.train.steps + besides) * max(crowd, 1 / slowest)

@@ -1,7 +1,7 @@
 """A study: arms at several budgets on the same seeds, as one TOML file says, and what they show."""
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
 from pathlib import Path
@@ -12,11 +12,32 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import ArmStats, Interval
-from canal_mpi.experiments.points import Point, check_names, finished_runs, name_of, resolved
+from canal_mpi.experiments.analysis import ArmStats
+from canal_mpi.experiments.points import (
+    Column,
+    Point,
+    check_names,
+    finished_runs,
+    name_of,
+    resolved,
+    write_tables,
+)
 from canal_mpi.interfaces import Array
 from canal_mpi.launch.hostfile import MOST_RANKS
+from canal_mpi.report.drawing import MUTED, Figure, LeftOut, Pictures, styled
+from canal_mpi.report.report import render
+from canal_mpi.report.statistics import (
+    UNKNOWN,
+    Interval,
+    bootstrap,
+    mean_score,
+    percent,
+    performance_profile,
+    times,
+)
+from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import Scale, interquartile_mean
+from canal_mpi.results.progress import duration
 from canal_mpi.results.reader import Run
 from canal_mpi.settings import Layer
 
@@ -24,6 +45,9 @@ FILE = "study.toml"  # the definition, in the folder of a study
 RANDOM = "random"
 RANDOM_PLAY: Layer = {"share.policy": "none", "learn.heads": "separate", "rehearsal.rows": 0}
 RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "current"}
+VERDICTS = {True: "met", False: "missed", None: "not known"}
+ABOUT = "A study of canal-mpi: /arms has a row per arm and budget, /scores one per score."
+BANDS = "measuring left out; bands: 95 %, bootstrap over seeds."
 
 
 @dataclass(frozen=True)
@@ -161,6 +185,11 @@ class Claim:
     found: str
     met: bool | None
 
+    @property
+    def verdict(self) -> str:
+        """Met, missed or not known."""
+        return VERDICTS[self.met]
+
 
 def claims(results: Results) -> Iterator[Claim]:
     """What the study has to show, as far as there are runs for it."""
@@ -170,7 +199,7 @@ def claims(results: Results) -> Iterator[Claim]:
     )
     if base and main:
         best = analysis.best_budget(base)
-        at = f"at the score of {label(best)}, its best budget, {results.study.main} needs"
+        at = f"at the score of {best.label}, its best budget, {results.study.main} needs"
         steps, seconds = (analysis.cost_ratio(main, best, cost) for cost in ("steps", "seconds"))
         met = steps[0] <= 1 / 4 and steps[2] < 1 / 3
         yield _claim(f"{at} at most a quarter of all steps", times(steps), steps, met)
@@ -180,28 +209,28 @@ def claims(results: Results) -> Iterator[Claim]:
         yield _higher(ours, theirs)
     for cell in main[-1:]:
         if cell.can_forget:  # else it would be zero by construction
-            lost = analysis.forgetting_of(cell, results.scale(results.random))
-            goal = f"{label(cell)} forgets at most 5 % of its score above random play"
+            lost = cell.forgetting(results.scale(results.random))
+            goal = f"{cell.label} forgets at most 5 % of its score above random play"
             yield _claim(goal, percent(lost), lost, lost[0] <= 0.05)
         decided = sum(float(cell.decision_steps.sum()) for cell in main)
         goal, found = f"{cell.arm} takes no step for decisions", f"{decided:,.0f} steps"
         yield Claim(goal, found, decided == 0)
     both = [(cell, other) for cell in main for other in base if cell.budget == other.budget]
     for cell, other in both[-1:]:
-        spread, without = (analysis.spread_of(one) for one in analysis.matched(cell, other))
+        spread, without = (one.spread for one in analysis.matched(cell, other))
         ratio = spread / without if without else nan
-        goal = f"seeds of {label(cell)} spread at most 1.5 times as much as those of {other.arm}"
+        goal = f"seeds of {cell.label} spread at most 1.5 times as much as those of {other.arm}"
         yield _claim(goal, times((ratio, nan, nan)), (ratio, 0.0, 0.0), ratio <= 1.5)
 
 
 def _higher(ours: ArmStats, theirs: ArmStats) -> Claim:
     """At equal total steps: mean and IQM at least 1.5 times as high, hardly a game lower."""
-    statistics = (analysis.mean_score, interquartile_mean)
-    ratios = mean, iqm = [analysis.ratio(statistic, ours, theirs) for statistic in statistics]
+    statistics = (mean_score, interquartile_mean)
+    ratios = mean, iqm = [analysis.score_ratio(one, ours, theirs) for one in statistics]
     lower, games = int(analysis.clearly_lower(ours, theirs).sum()), ours.final.shape[2]
     met = all(x[0] >= 1.5 and x[1] > 1 for x in ratios) and games - lower >= 0.8 * games
     total = f"{ours.steps.mean():,.0f} and {theirs.steps.mean():,.0f} steps in all"
-    goal = f"{label(ours)} ends at least 1.5 times as high as {label(theirs)} ({total})"
+    goal = f"{ours.label} ends at least 1.5 times as high as {theirs.label} ({total})"
     found = f"mean {times(mean)}, IQM {times(iqm)}, clearly lower on {lower} of {games} tasks"
     return _claim(goal, found, mean if isfinite(iqm[0]) else iqm, met)
 
@@ -211,25 +240,170 @@ def _claim(goal: str, found: str, value: Interval, met: Any) -> Claim:
     return Claim(goal, found, None if isnan(value[0]) or isnan(value[1]) else bool(met))
 
 
-def label(cell: ArmStats) -> str:
-    """An arm at a budget, in words."""
-    return f"{cell.arm} at {cell.budget:,}"
+# ── what it leaves ─────────────────────────────────────────────────────────────────────────────
 
 
-def times(value: Interval) -> str:
-    """A ratio with its interval."""
-    return _worded(value, 1, "×", 2)
-
-
-def percent(value: Interval) -> str:
-    """A part with its interval, in percent."""
-    return _worded(value, 100, " %", 1)
-
-
-def _worded(value: Interval, factor: float, unit: str, places: int) -> str:
-    low, middle, high = (
-        f"{factor * x:.{places}f}" if isfinite(x) else "∞" for x in (value[1], value[0], value[2])
+def collect(folder: Path, points: Sequence[Point]) -> list[str]:
+    """Write what the finished runs tell: report.html, figures/ and study.h5; a line for each."""
+    results, notes = gather(folder, read(folder / FILE), points)
+    if results is None:
+        return notes
+    found, shown, games = list(claims(results)), pictures(results), game_pictures(results)
+    for path, data in (shown.files(folder / "figures") | games.files(folder / "figures")).items():
+        write_whole(path, data)
+    tables = {"arms": arm_columns(results), "scores": score_columns(results)}
+    write_tables(folder / "study.h5", "study", ABOUT, tables)
+    page = render(
+        "study.html.j2",
+        title=results.study.title,
+        results=results,
+        claims=found,
+        shown=shown,
+        games=games,
+        arms=tables["arms"],
+        duration=duration,
     )
-    if isnan(value[0]):
-        return "not known"
-    return f"{middle}{unit}" if isnan(value[1]) else f"{middle}{unit} ({low} – {high})"
+    write_whole(folder / "report.html", page.encode())
+    notes += [f"Results: {folder / 'study.h5'}", f"Report:  {folder / 'report.html'}"]
+    return notes + [f"{claim.verdict:<9}  {claim.goal}: {claim.found}" for claim in found]
+
+
+@styled()
+def pictures(results: Results) -> Pictures:
+    """The pictures of the whole study, in the order of the page."""
+    study, unit, found = results.study, results.scale.name, Pictures()
+    full = [cell for cell in results.cells if study.arms[cell.arm].seeds == len(study.seeds)]
+    equal = [(c, b) for c in full for b in results.of(study.baseline, c.budget) if c.arm != b.arm]
+    pairs = dict.fromkeys([*equal, *results.equal_steps()])
+    beaten = [(f"{c.label} > {b.label}", analysis.improvement(c, b)) for c, b in pairs]
+    others = [(c, b) for c in results.cells for b in results.of(study.main, c.budget)]
+    changes = [(c.label, analysis.difference(c, b)) for c, b in others if c not in full]
+    words = f"Steps of all agents for training and decisions, {BANDS}"
+    steps = Figure("score-steps", "Score against all steps", words, 2.4)
+    words = f"Wall time of a run on the same cores, {BANDS}"
+    time = Figure("score-time", "Score against wall time", words, 2.4)
+    for figure, cost, label in ((steps, "steps", "steps of all agents"), (time, "seconds", "s")):
+        _curves(figure, full, lambda cell: cell.mean, cost, label, f"mean {unit}, %")
+    found.add("Several budgets of each arm", "", [steps, time])
+    words = "The middle half of all scores over seeds and games, with its 95 % interval."
+    iqm = ("iqm", "Interquartile mean", words, [(cell.label, cell.iqm) for cell in full])
+    words = "How often a seed of the first beats one of the second, in the mean over games."
+    better = ("improvement", "Probability of improvement", words, beaten)
+    words = f"Difference to {study.main} at the same budget, on the seeds that both have."
+    carries = ("ablations", "What carries sharing", words, changes)
+    shown = [
+        _intervals(*iqm, f"IQM of {unit}, %"),
+        _profile(full, unit),
+        _intervals(*better, "probability, %", 50),
+        _intervals(*carries, f"difference of {unit}, percentage points", 0),
+    ]
+    found.add("How sure it is", "", shown)
+    return found
+
+
+@styled()
+def game_pictures(results: Results) -> Pictures:
+    """Each game: scores of the baseline and the main arm against all steps."""
+    cells = results.of(results.study.baseline) + results.of(results.study.main)
+    shown, unit, chance = [], results.scale.name, 100 * results.scale(results.random)
+    for k, task in enumerate(results.tasks):
+        figure = Figure(f"game-{k}", task, "", 1.9)
+        figure.axes.axhline(chance[k], color=MUTED, ls=":", lw=0.9, label="random play")
+
+        def score(cell: ArmStats, k: int = k) -> Interval:
+            return bootstrap(lambda x: x.mean(axis=-1), cell.scores[:, k])
+
+        _curves(figure, cells, score, "steps", "steps of all agents", f"{unit}, %")
+        shown.append(figure)
+    found = Pictures()
+    found.add("Each game against all steps", "Means over seeds with 95 % bands.", shown)
+    return found
+
+
+def _curves(
+    figure: Figure,
+    cells: Sequence[ArmStats],
+    score: Callable[[ArmStats], Interval],
+    cost: str,
+    x_label: str,
+    y_label: str,
+) -> None:
+    """One curve per arm over its budgets: score against cost."""
+    for k, arm in enumerate(dict.fromkeys(cell.arm for cell in cells)):
+        ours = [cell for cell in cells if cell.arm == arm]
+        x = np.array([getattr(cell, cost).mean() for cell in ours])
+        figure.curve(k, x, 100 * np.array([score(cell) for cell in ours]).T, arm)
+    figure.axes.set(xlabel=x_label, ylabel=y_label)
+    figure.fit()
+    figure.axes.set_xlim(left=0)
+    figure.legend()
+
+
+def _intervals(
+    key: str,
+    title: str,
+    words: str,
+    rows: Sequence[tuple[str, Interval]],
+    x_label: str,
+    mark: float | None = None,
+) -> Figure | LeftOut:
+    if not rows:
+        return LeftOut(title, "no finished arms to compare in it yet")
+    figure = Figure(key, title, words, 0.6 + 0.19 * len(rows), xlabel=x_label)
+    if mark is not None:
+        figure.axes.axvline(mark, color=MUTED, ls=":", lw=0.9)
+    figure.intervals([name for name, _ in rows], 100 * np.array([value for _, value in rows]))
+    return figure
+
+
+def _profile(cells: Sequence[ArmStats], unit: str) -> Figure | LeftOut:
+    title, known = "Performance profile", [c for c in cells if not np.isnan(c.scores).any()]
+    if not known:
+        return LeftOut(title, "it needs evaluations: --set evaluation.episodes=30")
+    words = "How many seeds and games score above each level; higher is better everywhere."
+    figure = Figure("profile", title, words, xlabel=f"level of {unit}, %")
+    levels = np.linspace(0, max(cell.scores.max() for cell in known), 151)
+    for k, cell in enumerate(known):
+        band = [100 * part for part in performance_profile(cell.scores, levels)]
+        figure.curve(k, 100 * levels, band, cell.label, marker="")
+    figure.axes.set_ylabel("seeds and games above it, %")
+    figure.legend()
+    return figure
+
+
+def arm_columns(results: Results) -> dict[str, Column]:
+    """One row per arm and budget; intervals have three values."""
+    chance, cells = results.scale(results.random), results.cells
+    parts: dict[str, tuple[Callable[[ArmStats], Any], str]] = {
+        "arm": (lambda c: c.arm, "arm"),
+        "budget": (lambda c: c.budget, "steps per task"),
+        "seeds": (lambda c: len(c.seeds), "runs, each with its own seed"),
+        "agents": (lambda c: c.final.shape[1], "agents of a run"),
+        "mean": (lambda c: c.mean, "mean score at the end, 95 % interval"),
+        "iqm": (lambda c: c.iqm, "interquartile mean at the end, 95 % interval"),
+        "forgetting": (
+            lambda c: c.forgetting(chance) if c.can_forget else UNKNOWN,
+            "part of the score above random play that was lost since the task, 95 % interval",
+        ),
+        "spread": (lambda c: c.spread, "standard deviation of the mean score over seeds"),
+        "train_steps": (lambda c: c.train_steps.mean(), "own training steps of all agents"),
+        "decision_steps": (lambda c: c.decision_steps.mean(), "steps that decided something"),
+        "evaluation_steps": (lambda c: c.evaluation_steps.mean(), "steps that only measured"),
+        "seconds": (lambda c: c.seconds.mean(), "wall time without evaluation, slowest agent"),
+        "waiting": (lambda c: c.waiting.mean(), "part of it that agents waited for others"),
+    }
+    return {name: ([value(c) for c in cells], about) for name, (value, about) in parts.items()}
+
+
+def score_columns(results: Results) -> dict[str, Column]:
+    """One row per arm, budget, seed, agent and task."""
+    rows = [
+        (c.arm, c.budget, seed, agent, task, *(x[k, agent, i] for x in (c.points, c.final)))
+        for c in results.cells
+        for k, seed in enumerate(c.seeds)
+        for agent in range(c.final.shape[1])
+        for i, task in enumerate(results.tasks)
+    ]
+    about = {"arm": "arm", "budget": "steps per task", "seed": "seed", "agent": "agent"}
+    about |= {"task": "task", "points": "game points at the end", "final": "normalised score"}
+    return dict(zip(about, zip(zip(*rows, strict=True), about.values(), strict=True), strict=True))

@@ -3,34 +3,33 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from math import nan, prod
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from canal_mpi import config
 from canal_mpi.errors import CanalError, UsageError
 from canal_mpi.experiments.points import (
     MAX_POINTS,
+    Column,
     Point,
     check_names,
     finished_runs,
     name_of,
     resolved,
+    write_tables,
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, Host, emulated, is_here, read_hosts, total
 from canal_mpi.report.report import write_report
-from canal_mpi.results.compare import Measured, mix, scale_for
-from canal_mpi.results.files import file_name, image, write_dataset, write_whole
+from canal_mpi.results.compare import Measured, scale_for
+from canal_mpi.results.files import file_name
 from canal_mpi.results.reader import Run
 from canal_mpi.results.status import status_of
-from canal_mpi.results.store import TEXT
 from canal_mpi.settings import Layer
 
 MAX_DIGITS = 18  # of a number in an option
 DEFAULT_AGENTS = 5
-Column = tuple[Sequence[Any], str]  # values, description
+ABOUT = "A sweep of canal-mpi: in every group, row k is about point k."
 
 
 @dataclass(frozen=True)
@@ -82,20 +81,14 @@ def _numbers(text: str, least: int, most: int) -> list[int]:
     return [int(word) for word in words] if all(right) else []
 
 
-def seed_list(text: str, first: int) -> list[int]:
-    """`3`: three seeds, from the first one on; `4,7`: these."""
+def seeds(text: str, first: int) -> Axis:
+    """The axis of seeds: `3` are three, from the first one on; `4,7` are these."""
     found = _numbers(text, 0, 10**MAX_DIGITS)
     if len(found) == 1:
-        found = list(range(first, first + found[0])) if 1 <= found[0] <= MAX_POINTS else []
+        found = list(range(first, first + found[0])) if found[0] <= MAX_POINTS else []
     if not found:
-        short = text if len(text) < 80 else f"{text[:80]}…"
-        raise UsageError(f"--seeds {short}: expected how many, as in 3, or which, as in 4,7,9.")
-    return found
-
-
-def seeds(text: str, first: int) -> Axis:
-    """The axis of seeds."""
-    return named("seed", "seed", seed_list(text, first))
+        raise UsageError(f"--seeds {text[:80]}: expected how many, as in 3, or which, as in 4,7,9.")
+    return named("seed", "seed", found)
 
 
 def agents(text: str) -> Axis:
@@ -167,8 +160,7 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
         "settings": {x: ([p.settings.get(x, "") for p in points], "what was varied") for x in axes},
         "measures": _measures(points, runs),
     }
-    about = "A sweep of canal-mpi: in every group, row k is about point k."
-    write_tables(folder / "sweep.h5", {"kind": "sweep", "description": about}, tables)
+    write_tables(folder / "sweep.h5", "sweep", ABOUT, tables)
     notes.append(f"Results: {folder / 'sweep.h5'}")
     try:
         write_report([folder / name for name in runs], folder / "report.html")
@@ -179,23 +171,21 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 
 
 def _facts(folder: Path, points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
-    def known(value: Callable[[Run], Any], missing: Any) -> list[Any]:
+    def known(value: Callable[[Run], Any], missing: Any = nan) -> list[Any]:
         return [value(runs[p.name]) if p.name in runs else missing for p in points]
 
-    jobs = [point.job for point in points]
     own = known(lambda r: r["tasks"]["env_steps"].sum(), 0)
     probing = known(lambda r: r["tasks"]["probe_steps"].sum(), 0)
-    slowest = known(lambda r: float(r["agents"]["speed"].min()), np.nan)
+    slowest = known(lambda r: float(r["agents"]["speed"].min()))
     return {
         "name": ([p.name for p in points], "the point, and its run directory beside this file"),
         "status": ([status_of(folder / p.name) for p in points], "finished, or how far its run is"),
         "agents": ([p.agents for p in points], "agents of the run"),
-        "seed": ([job.seed for job in jobs], "seed of the run"),
-        "hosts": ([mix(job.emulate) if job.emulate else "" for job in jobs], "emulated hosts"),
+        "seed": ([p.job.seed for p in points], "seed of the run"),
         "slowest": (slowest, "speed of the slowest emulated device, 1 where none was slowed"),
         "env_steps": (own, "own training steps in the environment, of all agents together"),
         "probe_steps": (probing, "steps spent on choosing lessons, of all agents together"),
-        "seconds": (known(lambda r: r.seconds, np.nan), "wall time inside tasks, slowest agent"),
+        "seconds": (known(lambda r: r.seconds), "wall time inside tasks, slowest agent"),
     }
 
 
@@ -208,30 +198,7 @@ def _measures(points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column
         scale = None
     found = {name: Measured(run, scale).measures() for name, run in runs.items()}
     columns: dict[str, Column] = {}
-    for name in dict.fromkeys(name for measures in found.values() for name in measures):
-        known = [found.get(point.name, {}).get(name) for point in points]
-        about = next(measure.about for measure in known if measure is not None)
-        values = [np.nan if measure is None else measure.single for measure in known]
-        columns[name] = (values, f"{about} (one number)")
+    for name, measure in next(iter(found.values())).items():
+        values = [found[p.name][name].single if p.name in found else nan for p in points]
+        columns[name] = (values, f"{measure.about} (one number)")
     return columns
-
-
-def write_tables(
-    path: Path, attributes: dict[str, str], tables: dict[str, dict[str, Column]]
-) -> None:
-    """An HDF5 file with a group per table; every column is described."""
-
-    def fill(file: Any) -> None:
-        file.attrs.update(attributes)
-        for table, columns in tables.items():
-            group = file.require_group(table)
-            for name, (values, about) in columns.items():
-                write_dataset(group, name, _column(values), description=about)
-
-    write_whole(path, image(fill))
-
-
-def _column(values: Sequence[Any]) -> Any:
-    if len(values) and isinstance(values[0], str):
-        return np.array([value.encode()[:64] for value in values], dtype=TEXT)
-    return np.array(values)

@@ -1,16 +1,17 @@
-"""How figures are drawn with matplotlib: SVG inside the page; PDF, SVG and PNG as files.
+"""How figures are drawn with matplotlib: SVG inside a page; PDF, SVG and PNG as files.
 
 A figure is one column of a paper wide and says itself what its lines mean. Its colours are those of
-LIGHT: inside the page they become CSS variables, so that dark mode and paper have their own.
+LIGHT: inside a page they become CSS variables, so that dark mode and paper have their own.
 """
 
 import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,19 @@ import numpy as np
 from markupsafe import Markup
 
 from canal_mpi.interfaces import Array
-from canal_mpi.report.tables import number
 
 SERIES = ["#0072b2", "#d55e00", "#00855f", "#b4559a", "#a67c00", "#3a9ad0", "#6a4fb3", "#5b6570"]
 FG, MUTED, CARD, PLAYED = "#1b1f24", "#56606b", "#ffffff", "#c8ced6"
 GOOD, BAD = "#087f5b", "#b4451f"
 LIGHT = {"fg": FG, "muted": MUTED, "card": CARD, "played": PLAYED, "good": GOOD, "bad": BAD}
 LIGHT |= {"bg": "#f6f7f9", "line": "#d9dee4"} | {f"a{k}": name for k, name in enumerate(SERIES)}
+CSS_NAMES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2, 2, 2))]
 MARKERS = "osv^PXp*"
 COLUMN = 3.4  # inches: a column of a paper
 FEW = 8  # columns that have room for numbers
 TEMPLATES = Path(__file__).parent / "templates"
+KINDS = ("pdf", "svg", "png")
 NO_DATES = {  # the same runs give the same bytes
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
@@ -39,7 +41,7 @@ NO_DATES = {  # the same runs give the same bytes
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """How figures look, whatever the user's own matplotlib is set to."""
+    """How figures look, whatever the user's own matplotlib is set to; also a decorator."""
     import matplotlib.style
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
@@ -49,24 +51,56 @@ def styled() -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A figure that has nothing to show, and what would fill it."""
+def number(value: float) -> str:
+    """A number as people read it."""
+    if not isfinite(value):
+        return "–" if isnan(value) else "∞" if value > 0 else "−∞"
+    size = abs(value)
+    if size < 5e-4:
+        return "0"
+    if size >= 1e12:
+        return f"{value:.2e}".replace("-", "−")
+    digits = 0 if size >= 100 or value == int(value) else 2 if size >= 1 else 3
+    return f"{value:,.{digits}f}".replace("-", "−")
 
-    title: str
-    words: str
+
+def short(value: float) -> str:
+    """A number at an axis."""
+    size = abs(value)
+    if 1e4 <= size < 1e9:
+        return f"{value / 1e6:g}M" if size >= 1e6 else f"{value / 1e3:g}k"
+    return f"{value:g}".replace("-", "−")
+
+
+def plain(text: object, most: int = 24) -> str:
+    """A name from a file as it may be drawn: printable, and not longer than there is room."""
+    found = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
+    return found if len(found) <= most else f"{found[: most - 1]}…"
+
+
+def bounded(values: Any) -> Array:
+    """Numbers that can be drawn; NaN for what is not known or beyond any axis."""
+    found = np.asarray(values, dtype=float)
+    return np.where(np.abs(found) < 1e100, found, np.nan)
+
+
+def series_style(k: int, **more: Any) -> dict[str, Any]:
+    """The k-th series: later ones are thinner and smaller, so that equal ones show each other."""
+    style = {"color": SERIES[k % 8], "linestyle": DASHES[k % 5], "marker": MARKERS[k % 8]}
+    size = {"linewidth": max(2.2 - 0.3 * k, 1.0), "markersize": max(5.4 - 0.7 * k, 2.8)}
+    return style | size | {"markeredgecolor": CARD} | more
 
 
 class Figure:
-    """A drawing with one pair of axes; wider than two columns it takes a row of its own."""
+    """A drawing with one pair of axes, a column of a paper wide."""
 
     def __init__(
-        self, key: str, title: str, caption: str, height: float, width: float = COLUMN, **names: str
+        self, key: str, title: str, caption: str = "", height: float = 2.2, **names: str
     ) -> None:
         from matplotlib.figure import Figure as Drawing
 
-        self.key, self.title, self.caption, self.wide = key, title, caption, width > COLUMN
-        self._drawing = Drawing((width, height), layout="constrained")
+        self.key, self.title, self.caption = key, title, caption
+        self._drawing = Drawing((COLUMN, height), layout="constrained")
         self.axes: Any = self._drawing.add_subplot(**names)
         for axis in (self.axes.xaxis, self.axes.yaxis):
             axis.set_major_formatter(lambda value, _: short(value))
@@ -90,35 +124,41 @@ class Figure:
         floor = -0.04 * (high or room) if 0 <= low <= max(0.5 * high, room) else low - room
         getattr(self.axes, f"set_{axis}lim")(floor, high + room)
 
+    def curve(self, k: int, x: Array, band: Any, label: str, **style: Any) -> None:
+        """The k-th series of a plot: value, low and high at each x; one x alone gets a bar."""
+        value, low, high = bounded(band)
+        colour = SERIES[k % 8]
+        if len(x) == 1:
+            self.axes.vlines(x, low, high, color=colour, lw=1.2, alpha=0.6)
+        self.axes.fill_between(x, low, high, color=colour, alpha=0.15, lw=0)
+        self.axes.plot(x, value, **series_style(k, label=plain(label, 40), **style))
+
+    def intervals(
+        self, names: Sequence[str], values: Any, k: int = 0, of: int = 1, label: str = ""
+    ) -> None:
+        """A dot with its interval in each row: the k-th of so many series; [row, 3] values."""
+        value, low, high = bounded(values).reshape(-1, 3).T
+        y = np.arange(len(names)) + ((k + 0.5) / of - 0.5) * 0.75
+        self.axes.hlines(y, low, high, color=SERIES[k % 8], lw=1.6, alpha=0.6)
+        style = series_style(k, linestyle="none", markersize=4, label=plain(label, 40))
+        self.axes.plot(value, y, **style)
+        self.name_rows(names)
+
     def name_rows(self, names: Sequence[str]) -> None:
         """Names along the left side, the first on top."""
-        self.axes.set_yticks(range(len(names)), [plain(name) for name in names])
+        self.axes.set_yticks(range(len(names)), [plain(name, 34) for name in names])
         self.axes.set_ylim(len(names) - 0.5, -0.5)
 
-    def cells(
-        self,
-        rows: Sequence[str],
-        columns: Sequence[str],
-        cells: Sequence[tuple[int, int, str, float, str]],
+    def bars(
+        self, rows: Sequence[int], values: Sequence[float], k: int, of: int, label: str
     ) -> None:
-        """A grid of boxes: row, column, colour, opacity and words of each."""
-        from matplotlib.collections import PolyCollection
-
-        self.name_rows(rows)
-        self.axes.set_xticks(range(len(columns)), [plain(name, 8) for name in columns])
-        self.axes.set_xlim(-0.5, len(columns) - 0.5)
-        self.axes.tick_params(length=0)
-        self.axes.xaxis.tick_top()
-        self.axes.xaxis.set_label_position("top")
-        self.axes.grid(False)
-        self.axes.spines[:].set_visible(False)
-        box = np.array([(-0.475, -0.46), (0.475, -0.46), (0.475, 0.46), (-0.475, 0.46)])
-        boxes = [box + np.array([j, i]) for i, j, *_ in cells]
-        colours = [(colour, shade) for _, _, colour, shade, _ in cells]
-        self.axes.add_collection(PolyCollection(boxes, facecolors=colours, linewidths=0))
-        middle: dict[str, Any] = {"ha": "center", "va": "center", "in_layout": False}
-        for i, j, _, _, words in cells:
-            self.axes.text(j, i, words, fontsize=6, linespacing=1.1, **middle)
+        """Horizontal bars with their numbers: the k-th of so many series."""
+        y = [row + ((k + 0.5) / of - 0.5) * 0.8 for row in rows]
+        style = {"color": SERIES[k % 8], "hatch": "////" * k, "edgecolor": CARD, "linewidth": 0}
+        found = self.axes.barh(y, values, 0.74 / of, label=label, **style)
+        self.axes.bar_label(found, [number(value) for value in values], padding=2, fontsize=7)
+        self.axes.margins(x=0.16)
+        self.axes.grid(False, axis="y")
 
     def file(self, kind: str) -> bytes:
         """The figure as a file: pdf, svg or png."""
@@ -142,59 +182,41 @@ class Figure:
         text = held.getvalue()
         text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}{self.key}-", text)
-        text = re.sub(r"#[0-9a-f]{6}\b", lambda found: NAMES.get(found[0], found[0]), text)
+        text = re.sub(r"#[0-9a-f]{6}\b", lambda found: CSS_NAMES.get(found[0], found[0]), text)
         text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
         _, box, rest = re.split(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
         label = Markup('role="img" aria-label="{}"').format(f"{self.title}. {words}")
         return Markup(f"<svg {box} {label}>{rest}")
 
 
-NAMES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+@dataclass(frozen=True)
+class LeftOut:
+    """A figure that has nothing to show, and what would fill it."""
+
+    title: str
+    words: str
 
 
-def heat(
-    figure: Figure,
-    values: Array,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    framed: Sequence[tuple[int, int]] = (),
-) -> Figure:
-    """A heat map; blue above zero, orange below, nothing where nothing is known."""
-    values = bounded(values)
-    most = float(np.nanmax(np.abs(values))) or 1.0
-    cells = []
-    for i, j in zip(*np.nonzero(np.isfinite(values)), strict=True):
-        value = float(values[i, j])
-        words = number(value) if len(columns) <= FEW else ""
-        cells.append((i, j, SERIES[int(value < 0)], 0.05 + 0.6 * abs(value) / most, words))
-    figure.cells(rows, columns, cells)
-    for i, j in framed:
-        figure.axes.bar(j, 0.92, 0.95, bottom=i - 0.46, fill=False, edgecolor=FG, linewidth=0.9)
-    return figure
+@dataclass
+class Pictures:
+    """Figures in sections, each with a title and a line of words; and why others were left out."""
 
+    sections: list[tuple[str, str, list[Figure]]] = field(default_factory=list)
+    left_out: dict[str, list[str]] = field(default_factory=dict)
 
-def short(value: float) -> str:
-    """A number at an axis."""
-    size = abs(value)
-    if 1e4 <= size < 1e9:
-        return f"{value / 1e6:g}M" if size >= 1e6 else f"{value / 1e3:g}k"
-    return f"{value:g}".replace("-", "−")
+    def add(self, title: str, words: str, shown: Iterable[Figure | LeftOut]) -> None:
+        """Add a section of those that have something to show."""
+        found: list[Figure] = []
+        for one in shown:
+            if isinstance(one, Figure):
+                found.append(one)
+            else:
+                self.left_out.setdefault(one.words, []).append(one.title)
+        self.sections += [(title, words, found)] if found else []
 
-
-def plain(text: object, most: int = 24) -> str:
-    """A name from a file as it may be drawn: printable, and not longer than there is room."""
-    found = "".join(c if c.isprintable() else "\ufffd" for c in str(text))
-    return found if len(found) <= most else f"{found[: most - 1]}…"
-
-
-def bounded(values: Any) -> Array:
-    """Numbers that can be drawn; NaN for what is not known or beyond any axis."""
-    found = np.asarray(values, dtype=float)
-    return np.where(np.abs(found) < 1e100, found, np.nan)
-
-
-def look(k: int, **more: Any) -> dict[str, Any]:
-    """The k-th series: later ones are thinner and smaller, so that equal ones show each other."""
-    style = {"color": SERIES[k % 8], "linestyle": DASHES[k % 5], "marker": MARKERS[k % 8]}
-    size = {"linewidth": max(2.2 - 0.3 * k, 1.0), "markersize": max(5.4 - 0.7 * k, 2.8)}
-    return style | size | {"markeredgecolor": CARD} | more
+    def files(self, folder: Path, prefix: str = "") -> dict[Path, bytes]:
+        """Every figure in every format, by the file that it goes to."""
+        shown = [figure for *_, found in self.sections for figure in found]
+        return {
+            folder / f"{prefix}{one.key}.{kind}": one.file(kind) for one in shown for kind in KINDS
+        }

@@ -1,25 +1,32 @@
 """The figures of runs; those that have nothing to show say what would fill them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from canal_mpi.interfaces import Array
 from canal_mpi.report import drawing as d
-from canal_mpi.report.drawing import COLUMN, FEW, SERIES, Figure, LeftOut, bounded, look, plain
-from canal_mpi.report.tables import PARTS, Mix, between, number, seconds, wall_seconds
+from canal_mpi.report.drawing import FEW, SERIES, Figure, LeftOut, bounded
+from canal_mpi.report.statistics import bootstrap
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import PARTS as LEVELS
-from canal_mpi.results.compare import Comparison, Measured, rows_of_runs
+from canal_mpi.results.compare import Comparison, Measured, mix
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
 Shown = Figure | LeftOut
-PART_COLOURS = [SERIES[k] for k in (0, 2, 4, 3, 1, 6, 7)]
+PARTS = {  # what time is spent on: the table and column of its seconds, and a colour
+    "environment": ("train", "env_seconds", SERIES[0]),
+    "learning": ("train", "learn_seconds", SERIES[2]),
+    "evaluation": ("tasks", "evaluate_seconds", SERIES[4]),
+    "exchange": ("tasks", "exchange_seconds", SERIES[3]),
+    "waiting for agents": ("tasks", "wait_seconds", SERIES[1]),
+    "checkpoints": ("tasks", "save_seconds", SERIES[6]),
+    "other": ("", "", SERIES[7]),
+}
 EVALUATE_ALL = "it needs evaluations on all tasks: --set evaluation.tasks=all"
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
-DRAWS = 400
 
 
 def score_name(scale: Scale) -> str:
@@ -27,84 +34,19 @@ def score_name(scale: Scale) -> str:
     return "normalised score" if scale.name == "range" else f"score ({scale.name})"
 
 
-# ── one run ────────────────────────────────────────────────────────────────────────────────────
-
-
-def timeline(run: Run) -> Figure:
-    """Every agent's tasks in order, coloured by the agent whose lesson was used."""
-    table, agents = run["tasks"], run.agents
-    rows = zip(table["agent"], table["round"], table["task"], table["donors"], strict=True)
-    done = {(int(agent), int(round_)): (str(task), str(d)) for agent, round_, task, d in rows}
-    words = "Grey: played from scratch; pale: still to come. A colour: from a lesson of that agent."
-    title, width = "Who learnt what, when, from whom", max(COLUMN, 0.4 + 0.36 * len(agents))
-    figure = Figure("timeline", title, words, 0.5 + 0.3 * run.rounds, width, ylabel="round")
-    room, cells = round(16 * (width - 0.4) / len(agents)), []
-    for k, agent in enumerate(agents):
-        for r in range(run.rounds):
-            task, donors = done.get((agent, r + 1), (str(run.order[k, r]), ""))
-            first = donors.split(",")[0]
-            known = first.isdecimal() and int(first) in agents
-            colour = SERIES[agents.index(int(first)) % 8] if known else d.PLAYED
-            text = plain(task, room) + (f"\n← {plain(donors, room - 2)}" if donors else "")
-            cells.append((r, k, colour, 0.5 if (agent, r + 1) in done else 0.12, text))
-    rounds = [str(r + 1) for r in range(run.rounds)]
-    figure.cells(rounds, [f"agent {agent}" for agent in agents], cells)
-    return figure
-
-
-def topology(run: Run) -> Shown:
-    """Who hears whom."""
-    title, sends = "Who hears whom", run.adjacency.astype(bool)
-    if not sends.any():
-        return LeftOut(title, "agents did not share; --share exact makes them")
-    words = f"{sends.sum()} directed edges; an arrow shows who sends to whom, a line both ways."
-    figure, count = Figure("topology", title, words, 2.4), len(run.agents)
-    turn = 2 * np.pi * np.arange(count) / count
-    x, y = np.sin(turn), np.cos(turn)
-    figure.axes.set(aspect="equal", xlim=(-1.3, 1.3), ylim=(-1.2, 1.2))
-    figure.axes.set_axis_off()
-    for a, b in zip(*np.nonzero(np.triu(sends & sends.T)), strict=True):
-        figure.axes.plot(x[[a, b]], y[[a, b]], color=d.MUTED, lw=1, alpha=0.6, zorder=1)
-    a, b = np.nonzero(sends & ~sends.T)
-    part = 1 - 0.16 / np.maximum(np.hypot(x[b] - x[a], y[b] - y[a]), 0.2)  # not under the agent
-    style: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.008}
-    figure.axes.quiver(
-        x[a], y[a], part * (x[b] - x[a]), part * (y[b] - y[a]), color=d.MUTED, **style
-    )
-    colours = [SERIES[k % 8] for k in range(count)]
-    figure.axes.scatter(x, y, 260 if count <= 12 else 80, colours, zorder=2)
+def seconds_by_part(run: Run) -> Array:
+    """[agent, part]: seconds that each agent spent on each of PARTS."""
+    found = np.zeros((len(run.agents), len(PARTS)))
     for k, agent in enumerate(run.agents):
-        figure.axes.text(x[k], y[k], agent, ha="center", va="center_baseline", color=d.CARD)
-    return figure
+        for j, (table, column, _) in enumerate(PARTS.values()):
+            if table and column in run[table]:
+                found[k, j] = np.nansum(run[table][column][run[table]["agent"] == agent])
+        total = np.nansum(run["tasks"]["seconds"][run["tasks"]["agent"] == agent])
+        found[k, -1] = max(total - found[k].sum(), 0.0)
+    return found
 
 
-def between_agents(run: Run, key: str, title: str, values: Array, words: str) -> Shown:
-    """Something that went from agents (rows) to agents (columns)."""
-    if not values.sum():
-        return LeftOut(title, "nothing was sent")
-    shown = np.where((run.adjacency > 0) | (values > 0), values, np.nan)
-    rows, columns = ([f"{word} {agent}" for agent in run.agents] for word in ("agent", "to"))
-    figure = Figure(key, title, words, 0.5 + 0.22 * len(rows))
-    return d.heat(figure, shown, rows, columns)
-
-
-def lessons(run: Run) -> Shown:
-    """How many lessons were kept, from donor to student."""
-    table = run["exchange"]
-    kept = (table["kind"] == "lesson") & table["kept"].astype(bool)
-    counts = between(run, kept, "donor", np.ones(len(kept)))
-    words = f"{counts.sum():.0f} lessons were kept. Rows: who played. Columns: who learnt from it."
-    return between_agents(run, "flow", "Lessons from donor to student", counts, words)
-
-
-def megabytes(run: Run) -> Shown:
-    """How many bytes crossed each edge."""
-    table = run["exchange"]
-    crossed = np.isin(table["kind"], ["transfer", "swap"])
-    moved = between(run, crossed, "from", table["bytes"] / 1e6)
-    raw = float(table["raw_bytes"][np.isin(table["kind"], ["lesson", "drop"])].sum()) / 1e6
-    words = f"{number(moved.sum())} MB on the wire, with networks; the rows of play unpacked: "
-    return between_agents(run, "bytes", "MB on each edge", moved, f"{words}{number(raw)} MB.")
+# ── one run ────────────────────────────────────────────────────────────────────────────────────
 
 
 def curve(measured: Measured, i: int) -> Shown:
@@ -112,7 +54,7 @@ def curve(measured: Measured, i: int) -> Shown:
     run, task, table = measured.run, measured.run.tasks[i], measured.run["tasks"]
     figure = Figure(f"curve-{i}", task, "", 2.0, xlabel="round", ylabel="score")
     for row, agent in enumerate(run.agents):
-        style, seen = look(row), bounded(measured.raw[row, : measured.P.shape[1], i])
+        style, seen = d.series_style(row), bounded(measured.raw[row, : measured.P.shape[1], i])
         known = np.flatnonzero(np.isfinite(seen))
         figure.axes.plot(known, seen[known], **style | {"linewidth": 1.0, "markersize": 2.4})
         for k in np.flatnonzero((table["agent"] == agent) & (table["task"] == task)):
@@ -150,76 +92,52 @@ def _episodes(run: Run, agent: int, round_: int) -> tuple[Array, Array]:
     return place, (total[ends] - total[starts]) / (ends - starts)
 
 
-def heat_maps(measured: Measured) -> list[Shown]:
-    """For each agent: its score on every task after every round; a frame where it learnt it."""
-    run, rounds = measured.run, [str(t) for t in range(measured.P.shape[1])]
-    if np.isfinite(measured.P).mean() < 0.5:
-        return [LeftOut("Scores on every task after every round", EVALUATE_ALL)]
-    found: list[Shown] = []
-    for row, agent in enumerate(run.agents[: 2 * FEW]):
-        framed = [(i, int(t)) for i, t in enumerate(measured.when[row]) if t]
-        key, height = f"heat-{agent}", 0.5 + max(0.19 * len(run.tasks), 0.3)
-        figure = Figure(key, f"Agent {agent}", "", height, xlabel="after round")
-        found.append(d.heat(figure, measured.P[row].T, run.tasks, rounds, framed))
-    return found
+def kept_scores(measured: Measured) -> tuple[Array, Array, Array]:
+    """[task] mean scores over agents right after tasks and at the end; and which tasks have both.
+
+    Tasks of the last round are left out: nothing came after them.
+    """
+    after, end = m.just_after(measured.P, measured.when), measured.P[:, -1, :]
+    later = ~np.isnan(after) & ~np.isnan(end) & (measured.when < measured.rounds_done)
+    tasks = np.flatnonzero(later.any(axis=0))
+    pairs = [[x[later[:, i], i].mean() for x in (after, end)] for i in tasks]
+    first, last = np.array(pairs).reshape(-1, 2).T
+    return first, last, tasks
 
 
 def forgetting(measured: Measured) -> Shown:
     """For each task: the mean score right after it was learnt, and at the end."""
-    title, rounds = "What was kept until the end", measured.rounds_done
+    title, (first, last, tasks) = "What was kept until the end", kept_scores(measured)
     words = "Tasks learnt before the last round, means over agents. Green: kept; orange: forgotten."
-    after, end = m.just_after(measured.P, measured.when), measured.P[:, -1, :]
-    later = ~np.isnan(after) & ~np.isnan(end) & (measured.when < rounds)
-    tasks = np.flatnonzero(later.any(axis=0))
     if not len(tasks):
-        return LeftOut(title, EVALUATE_ALL if rounds > 1 else "it needs at least two rounds")
+        enough = measured.rounds_done > 1
+        return LeftOut(title, EVALUATE_ALL if enough else "it needs at least two rounds")
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
-    pairs = bounded([[x[later[:, i], i].mean() for x in (after, end)] for i in tasks])
-    for k, (first, last) in enumerate(pairs):
-        tone, label = d.BAD if last < first else d.GOOD, "" if k else "right after"
-        figure.axes.plot([first, last], [k, k], color=tone, lw=2.2, alpha=0.6)
-        figure.axes.plot(first, k, "o", mfc="none", mec=tone, mew=1, ms=6.5, label=label)
-        figure.axes.plot(last, k, "o", color=tone, ms=4, label="" if k else "at the end")
+    for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
+        tone, label = d.BAD if now < then else d.GOOD, "" if k else "right after"
+        figure.axes.plot([then, now], [k, k], color=tone, lw=2.2, alpha=0.6)
+        figure.axes.plot(then, k, "o", mfc="none", mec=tone, mew=1, ms=6.5, label=label)
+        figure.axes.plot(now, k, "o", color=tone, ms=4, label="" if k else "at the end")
     figure.name_rows([measured.run.tasks[i] for i in tasks])
     figure.fit("x")
     figure.legend()
     return figure
 
 
-def isolated(measured: Measured) -> Shown:
-    """Mean over agents of what the j-th task did to the i-th: forgetting and transfer (CORA)."""
-    title = "What one task did to another"
-    words = (
-        "Change of the score on an agent's i-th task (row) by learning its j-th (column): right of "
-        "the diagonal forgetting, left of it zero-shot transfer. Blue: better, orange: worse."
-    )
-    drops, gains = m.isolated(measured.P, measured.when)
-    change = np.where(np.isnan(gains), -drops, gains)
-    known = ~np.isnan(change)
-    if not known.any():
-        return LeftOut(title, EVALUATE_ALL)
-    total = np.where(known, change, 0).sum(axis=0)
-    values = np.where(known.any(axis=0), total / np.maximum(known.sum(axis=0), 1), np.nan)
-    names, columns = ([str(k + 1) for k in range(count)] for count in values.shape)
-    height = 0.5 + 0.19 * len(names)
-    return d.heat(
-        Figure("isolated", title, words, height, xlabel="task learnt"), values, names, columns
-    )
-
-
 def time_bars(run: Run) -> Shown:
     """A bar for every agent: what it spent its time on."""
-    spent, title, wall = seconds(run), "Where the time went", wall_seconds(run)
+    spent, title = seconds_by_part(run), "Where the time went"
     if not spent.sum():
         return LeftOut(title, "no task is finished yet")
     words = "Start-up and the writing of results between rounds are left out."
-    words += f" The run took {number(wall)} s." if wall == wall else ""
     figure = Figure("time", title, words, 0.6 + 0.24 * len(spent), xlabel="seconds inside tasks")
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
-    for k, name in enumerate(PARTS):
-        figure.axes.barh(rows, spent[:, k], 0.8, starts[:, k], color=PART_COLOURS[k], label=name)
+    for k, (name, (*_, colour)) in enumerate(PARTS.items()):
+        if not spent[:, k].any():
+            continue
+        figure.axes.barh(rows, spent[:, k], 0.8, starts[:, k], color=colour, label=name)
         for row in np.flatnonzero(spent[:, k] > 0.11 * spent.sum(axis=1).max()):
             place, share = starts[row, k] + spent[row, k] / 2, spent[row, k] / spent[row].sum()
             figure.axes.text(place, row, f"{share:.0%}", **style)
@@ -232,63 +150,22 @@ def time_bars(run: Run) -> Shown:
 # ── several runs ───────────────────────────────────────────────────────────────────────────────
 
 
-def band(scores: Array, agents: int) -> tuple[Array, Array]:
-    """95 % interval of the mean over rows, for every column: runs are drawn, then their agents."""
-    rng = np.random.Generator(np.random.PCG64(0))
-    whole = agents if len(scores) % agents == 0 else 1  # runs of several sizes: agents alone
-    draws = rows_of_runs(len(scores), whole, rng, DRAWS)
-    low, high = np.percentile(scores[draws].mean(axis=1), [2.5, 97.5], axis=0)
-    return low, high
-
-
-def progress(comparison: Comparison, task: int | None = None) -> Shown:
-    """Mean score over agents, and over tasks or on one, against the steps of all agents."""
-    title = "How fast agents get better" if task is None else comparison.tasks[task]
+def progress(comparison: Comparison) -> Shown:
+    """Mean score over agents and tasks against the steps of all agents."""
+    title = "How fast agents get better"
     groups = [(k, group) for k, group in enumerate(comparison.groups) if group.whole]
     if not groups:
         return LeftOut(title, EVALUATE_ALL)
-    key = "progress" if task is None else f"versus-{task}"
-    words = "Means over agents and tasks after each round; 95 % bootstrap bands over runs, agents."
-    figure = Figure(key, title, words if task is None else "", 2.2, ylabel="mean score")
-    figure.axes.set_xlabel("environment steps of all agents")
+    words = "Means over agents and tasks after each round; bands: 95 %, bootstrap over seeds."
+    figure = Figure("progress", title, words, xlabel="environment steps of all agents")
     for k, group in groups:
-        steps, scores = group.progress()
-        if task is not None:
-            scores = np.concatenate([run.P[:, : len(steps), task] for run in group.runs])
-        low, high = band(bounded(scores), group.agents)
-        figure.axes.fill_between(steps, low, high, color=SERIES[k % 8], alpha=0.15, lw=0)
-        label = plain(group.label, 40)
-        figure.axes.plot(steps, bounded(scores).mean(axis=0), **look(k, label=label))
+        rounds = min(run.P.shape[1] for run in group.runs)
+        steps = np.mean([run.steps[:, :rounds].sum(axis=0) for run in group.runs], axis=0)
+        scores = np.stack([run.P[:, :rounds].mean(axis=(0, 2)) for run in group.runs])
+        figure.curve(k, steps, bootstrap(lambda x: x.mean(axis=-2), scores), group.label)
+    figure.axes.set_ylabel("mean score")
     figure.fit()
     figure.axes.set_xlim(left=0)
-    figure.legend()
-    return figure
-
-
-def advantage(comparison: Comparison) -> Shown:
-    """How many times fewer steps each group needs than the baseline, to parts of its score."""
-    title, base = "Time advantage of sharing", comparison.baseline
-    words = (
-        "Environment steps without sharing over steps with it, until the mean score gets there: "
-        "TA_mean(p). Above the dashed line sharing is faster; no point: never reached."
-    )
-    lines = [(k, group) for k, group in enumerate(comparison.groups) if group is not base]
-    if base is None or not lines:
-        return LeftOut(title, "it needs a run without sharing beside it: --share none")
-    found = {k: bounded([comparison.advantage(group, p) for p in LEVELS]) for k, group in lines}
-    known = np.concatenate(list(found.values()))
-    if np.isnan(known).all():
-        whole = all(group.whole for group in comparison.groups)
-        return LeftOut(title, "nothing is learnt without sharing" if whole else EVALUATE_ALL)
-    figure = Figure("advantage", title, words, 2.2, ylabel="times fewer steps")
-    figure.axes.set_xlabel("% of the score that agents without sharing reach")
-    figure.axes.axhline(1, color=d.FG, lw=0.8, ls=(0, (4, 3)))
-    figure.axes.update_datalim([(0, 0), (100, 1.5)])
-    for k, group in lines:
-        style = look(k, label=plain(group.label, 40))
-        figure.axes.plot(100 * np.array(LEVELS), found[k], **style)
-    figure.fit()
-    figure.axes.set_xlim(0, 103)
     figure.legend()
     return figure
 
@@ -298,56 +175,90 @@ def task_scores(comparison: Comparison) -> Shown:
     title, groups, tasks = "Scores right after each task", comparison.groups, comparison.tasks
     if all(np.isnan(group.learnt).all() for group in groups):
         return LeftOut(title, EVALUATE)
-    found = [
-        np.array([[m.mean(x), *m.interval(m.overall_mean, x[:, None])] for x in group.learnt.T]).T
-        for group in groups
-    ]
-    words = "Means over agents and seeds with 95 % bootstrap intervals."
+    words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
     height, name = 0.6 + max(0.19, 0.08 * len(groups)) * len(tasks), score_name(comparison.scale)
     figure = Figure("scores", title, words, height, xlabel=name)
-    for k, (group, ranges) in enumerate(zip(groups, found, strict=True)):
-        mean, low, high = bounded(ranges)
-        y = np.arange(len(tasks)) + ((k + 0.5) / len(groups) - 0.5) * 0.75
-        figure.axes.hlines(y, low, high, color=SERIES[k % 8], lw=1.2, alpha=0.6)
-        style = look(k, linestyle="none", markersize=4, label=plain(group.label, 40))
-        figure.axes.plot(mean, y, **style)
-    figure.name_rows(tasks)
+    for k, group in enumerate(groups):
+        means = np.array([[m.mean(column) for column in run.learnt.T] for run in group.runs])
+        found = [bootstrap(lambda x: x.mean(axis=-1), column) for column in means.T]
+        figure.intervals(tasks, found, k, len(groups), group.label)
     figure.fit("x")
     figure.legend()
     return figure
 
 
-def mix_bars(found: Sequence[Mix]) -> list[Shown]:
+@dataclass(frozen=True)
+class Mix:
+    """What runs on one mix of hosts, with one clock, cost and reached: means over those runs."""
+
+    hosts: str
+    clock: str  # rounds or free
+    runs: int
+    wall: float  # seconds inside tasks, of the slowest agent
+    waits: dict[str, float]  # % of its time that each kind of host waits for others
+    cpu: float  # seconds of all agents; NaN where the files don't have them
+    steps: float
+    score: float  # normalised, right after each task
+
+    @property
+    def waits_told(self) -> str:
+        """Which kind of host waits how much."""
+        return ", ".join(f"{kind} {part:.0f} %" for kind, part in self.waits.items())
+
+
+def mixes(comparison: Comparison) -> list[Mix]:
+    """The mixes of hosts of a comparison, by clock; none where all runs had the same hosts."""
+    found: dict[tuple[str, str], list[Measured]] = {}
+    for measured in (measured for group in comparison.groups for measured in group.runs):
+        hosts = mix([str(host) for host in measured.run["agents"]["host"]])
+        clock = str(measured.run.setting("share.exchange", "rounds"))
+        found.setdefault((hosts, clock), []).append(measured)
+    several = len({hosts for hosts, _ in found}) > 1
+    return [_mix(*kind, runs) for kind, runs in found.items()] if several else []
+
+
+def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
+    waited: dict[str, Array] = {}  # seconds waited and in all, by kind of host
+    tables = [measured.run["tasks"] for measured in runs]
+    for tasks, agents in zip(tables, (measured.run["agents"] for measured in runs), strict=True):
+        for agent, host in zip(agents["agent"], agents["host"], strict=True):
+            kind, mine = mix([str(host)]).partition(" ")[2], tasks["agent"] == agent
+            both = [np.nansum(tasks[name][mine]) for name in ("wait_seconds", "seconds")]
+            waited[kind] = waited.get(kind, np.zeros(2)) + both
+    return Mix(
+        hosts,
+        clock,
+        len(runs),
+        m.mean([measured.run.seconds for measured in runs]),
+        {kind: float(100 * wait / (total or 1)) for kind, (wait, total) in waited.items()},
+        m.mean([table["cpu_seconds"].sum() for table in tables if "cpu_seconds" in table]),
+        m.mean([(table["env_steps"] + table["probe_steps"]).sum() for table in tables]),
+        m.mean([m.mean(measured.learnt) for measured in runs]),
+    )
+
+
+def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
     """Wall time, waiting, CPU seconds and score of every mix of hosts, by clock."""
     cpu = "/tasks of these runs has no column cpu_seconds"
+    waiting = [max(one.waits.values()) for one in found]
     wanted = [
         ("Wall time", "s inside tasks, slowest agent", [one.wall for one in found], ""),
-        ("Waiting", "% of all agents' time", [100 * one.waiting for one in found], ""),
+        ("Waiting", "% of its time, kind of host that waits most", waiting, ""),
         ("CPU time", "CPU seconds of all agents", [one.cpu for one in found], cpu),
         ("Score", "mean score right after tasks", [one.score for one in found], EVALUATE),
     ]
-    return [
-        _bars(found, title, label, values) if np.isfinite(values).any() else LeftOut(title, why)
-        for title, label, values, why in wanted
-    ]
-
-
-def _bars(found: Sequence[Mix], title: str, label: str, values: Sequence[float]) -> Figure:
     hosts = list(dict.fromkeys(one.hosts for one in found))
     clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free
-    key, height = f"mix-{title.split()[0].lower()}", 0.6 + 0.2 * len(clocks) * len(hosts)
-    figure = Figure(key, title, "", height, xlabel=label)
-    for k, clock in enumerate(clocks):
-        own = [place for place, one in enumerate(found) if one.clock == clock]
-        y = [hosts.index(found[i].hosts) + ((k + 0.5) / len(clocks) - 0.5) * 0.8 for i in own]
-        style: dict[str, Any] = {"color": SERIES[k % 8], "hatch": "////" * k, "edgecolor": d.CARD}
-        lengths = [values[i] for i in own]
-        bars = figure.axes.barh(y, lengths, 0.74 / len(clocks), label=clock, linewidth=0, **style)
-        figure.axes.bar_label(bars, [number(value) for value in lengths], padding=2, fontsize=7)
-    figure.name_rows(hosts)
-    low, high = min(0.0, np.nanmin(values)), max(0.0, np.nanmax(values))
-    room = 0.16 * (high - low) or 1.0
-    figure.axes.set_xlim(low - room * (low < 0), high + room)
-    figure.axes.grid(False, axis="y")
-    figure.legend()
-    return figure
+    for title, label, values, why in wanted:
+        if not np.isfinite(values).any():
+            yield LeftOut(title, why)
+            continue
+        key, height = f"mix-{title.split()[0].lower()}", 0.6 + 0.2 * len(clocks) * len(hosts)
+        figure = Figure(key, title, "", height, xlabel=label)
+        for k, clock in enumerate(clocks):
+            own = [i for i, one in enumerate(found) if one.clock == clock]
+            rows = [hosts.index(found[i].hosts) for i in own]
+            figure.bars(rows, [values[i] for i in own], k, len(clocks), clock)
+        figure.name_rows(hosts)
+        figure.legend()
+        yield figure

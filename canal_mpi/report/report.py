@@ -1,113 +1,245 @@
-"""The report of runs: one page with the answers on top; tables, measures and figures as files."""
+"""The report of runs: one page with the answers on top, and its figures as files."""
 
-import csv as csv_format
-import io
-import json
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from canal_mpi import __version__
+from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
-from canal_mpi.report.answers import answers, missing
-from canal_mpi.report.drawing import LIGHT, TEMPLATES, Figure, LeftOut, styled
-from canal_mpi.report.tables import (
-    Best,
-    Table,
-    comparison_tables,
-    facts,
-    mixes,
-    number,
-    run_tables,
-)
-from canal_mpi.results.compare import Comparison, Measured, compare
+from canal_mpi.report.drawing import LIGHT, TEMPLATES, Pictures, number, styled
+from canal_mpi.report.figures import PARTS, Mix, mixes, seconds_by_part
+from canal_mpi.report.statistics import bootstrap, percent
+from canal_mpi.results import measures as m
+from canal_mpi.results.compare import Comparison, Group, Measured, compare, improvement
 from canal_mpi.results.files import file_name, write_whole
-from canal_mpi.results.reader import load
+from canal_mpi.results.measures import WHOLE_GAME
+from canal_mpi.results.progress import events
+from canal_mpi.results.reader import Run, load
 
 MOST_RUNS = 4  # whose own figures are part of a comparison
+USUAL = {"start", "round", "finished"}  # events that are no news
 CURVES = (
     "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
     "(circle) or from a lesson (diamond)."
 )
 
 
-@dataclass
-class Pictures:
-    """Figures in sections, each with a title and a line of words; and why others were left out."""
-
-    sections: list[tuple[str, str, list[Figure]]] = field(default_factory=list)
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, title: str, words: str, shown: Iterable[Figure | LeftOut]) -> None:
-        """Add a section of those that have something to show."""
-        found: list[Figure] = []
-        for one in shown:
-            if isinstance(one, Figure):
-                found.append(one)
-            else:
-                self.left_out.setdefault(one.words, []).append(one.title)
-        self.sections += [(title, words, found)] if found else []
-
-    @property
-    def figures(self) -> list[Figure]:
-        """All of them."""
-        return [figure for *_, found in self.sections for figure in found]
+# ── answers ────────────────────────────────────────────────────────────────────────────────────
 
 
+@dataclass(frozen=True)
+class Card:
+    """A question, its answer in large, and a sentence; the tone is good, bad or nothing."""
+
+    question: str
+    answer: str
+    words: str
+    tone: str = ""
+
+
+def answers(comparison: Comparison) -> list[Card]:
+    """Of mixes of hosts first; did it learn, did sharing help, did it forget, what took time."""
+    group = next((g for g in comparison.groups if g.shares), comparison.groups[0])
+    measured, found = group.runs[0], mixes(comparison)
+    cards = [learnt(measured), shared(comparison, group), forgot(measured), spent(measured)]
+    return [fastest(found), waiting(found), *cards] if found else cards
+
+
+def learnt(measured: Measured) -> Card:
+    """Scores right after each task against random play, or those before any task."""
+    question, scale, after = "Did it learn?", measured.scale, measured.learnt
+    before, what, means = measured.P[:, 0, :], "the score before the first task", True
+    if scale.name == "HNS":
+        before, what = np.zeros_like(after), "random play"
+    elif np.isnan(before).all():
+        before, what, means = _first_episodes(measured), "that of the first episodes", False
+    both = ~np.isnan(after) & ~np.isnan(before)
+    tasks = np.flatnonzero(both.any(axis=0))
+    if not len(tasks):
+        words = "Scores need finished tasks and evaluations: --set evaluation.episodes=30."
+        return Card(question, "not known yet", words)
+    pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
+    better, (first, last) = int((pairs[:, 1] > pairs[:, 0]).sum()), pairs.mean(axis=0)
+    words = f"Tasks whose mean score over agents, right after learning, is above {what}."
+    words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}." if means else ""
+    tone = "good" if better > len(tasks) / 2 else "" if better else "bad"
+    return Card(question, f"better on {better} of {len(tasks)}", words, tone)
+
+
+def _first_episodes(measured: Measured) -> Array:
+    """[agent, task]: mean return of each agent's first ten training episodes, nearly random."""
+    run, table = measured.run, measured.run["episodes"]
+    found = np.full((len(run.agents), len(run.tasks)), nan)
+    for i, task in enumerate(run.tasks):
+        here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
+        found[:, i] = m.mean([m.mean(table["return"][own][:10]) for own in here])
+    return measured.scale(found)
+
+
+def steps_played(run: Run) -> float:
+    """Environment steps of all agents in training and for decisions."""
+    return float((run["tasks"]["env_steps"] + run["tasks"]["probe_steps"]).sum())
+
+
+def shared(comparison: Comparison, group: Group) -> Card:
+    """What lessons saved, and what they gained where a baseline is there."""
+    question, run, base = "Did sharing help?", group.runs[0].run, comparison.baseline
+    if not group.shares:
+        words = "Agents of this run don't hear each other; --share exact makes them share."
+        return Card(question, "no sharing", words)
+    table, played = run["tasks"], steps_played(run)
+    lessons, tasks = int((table["source"] == "lesson").sum()), len(table["source"])
+    full = float(tasks * int(run.setting("train.steps", 0)))
+    times = full / played if played else nan
+    words = f"{lessons} of {tasks} tasks were learnt from a lesson: {played:,.0f} steps played "
+    words += f"where {full:,.0f} would have been without sharing."
+    if base is None:
+        words += " Whether scores are as good, only a run with --share none beside it can tell."
+        return Card(question, fewer(times), words)
+    chance, low, high = probability_of_improvement(group, base)
+    if not np.isnan(chance):
+        words += " A score right after a task is better than without sharing with probability "
+        words += f"{percent((chance, low, high))}."
+    if np.isnan(low):
+        words += " One seed: a difference may be luck."
+    if not np.isnan(advantage := comparison.advantage(group, 0.8)):
+        times, words = advantage, f"To 80 % of the final score without sharing. {words}"
+    bad, good = high < 0.5 or times < 1, low > 0.5 or times > 1.1
+    return Card(question, fewer(times), words, "bad" if bad else "good" if good else "")
+
+
+def probability_of_improvement(group: Group, base: Group) -> tuple[Any, Any, Any]:
+    """How often a seed of the group scores higher right after a task than one of the base."""
+    ours, theirs = (
+        np.array([[m.mean(column) for column in run.learnt.T] for run in one.runs])
+        for one in (group, base)
+    )
+    known = ~np.isnan(np.concatenate([ours, theirs])).any(axis=0)
+    return bootstrap(improvement, ours[:, known], theirs[:, known])
+
+
+def fewer(times: float) -> str:
+    """How many times fewer steps, in words."""
+    if not times > 0:
+        return "not known yet"
+    return f"{times:.1f} × fewer steps" if times >= 1 else f"{1 / times:.1f} × more steps"
+
+
+def forgot(measured: Measured) -> Card:
+    """Scores right after tasks against scores at the end."""
+    question, (after, end, tasks) = "Did it forget?", figures.kept_scores(measured)
+    if not len(tasks):
+        words = "Old tasks were not evaluated again: --set evaluation.tasks=all does it."
+        return Card(question, "not measured", words)
+    first, last = float(after.mean()), float(end.mean())
+    change = f"{number(first)} → {number(last)}"
+    words = f"Mean score ({measured.scale.name}) right after tasks and at the end: {change}."
+    answer = f"keeps {last / first:.0%}" if first > 0.05 and last >= 0 else change
+    return Card(question, answer, words, "bad" if first - last > 0.05 else "good")
+
+
+def spent(measured: Measured) -> Card:
+    """The largest parts of the time."""
+    question, parts = "Where did the time go?", seconds_by_part(measured.run).sum(axis=0)
+    if not (total := float(parts.sum())):
+        return Card(question, "no task is finished", "Times are known when a task ends.")
+    names, order = list(PARTS), [k for k in np.argsort(-parts) if parts[k] / total >= 0.005]
+    told = [f"{names[k]} {parts[k] / total:.0%}" for k in order]
+    words = f"{', '.join(told[1:])}; {number(measured.run.seconds)} s in tasks, slowest agent."
+    return Card(question, told[0], words)
+
+
+def fastest(found: Sequence[Mix]) -> Card:
+    """Which mix of hosts needs the least wall time."""
+    first, *others = sorted(found, key=lambda one: one.wall)
+    told = [f"{one.hosts}, {one.clock} {one.wall / first.wall:.1f}\u00a0×" for one in others[:6]]
+    words = f"{number(first.wall)} s in tasks, score {number(first.score)}. Time of the others: "
+    answer = f"{first.hosts}, {first.clock}"
+    return Card("Which mix is fastest?", answer, f"{words}{'; '.join(told)}.", "good")
+
+
+def waiting(found: Sequence[Mix]) -> Card:
+    """Who waits for whom."""
+    question, most = "Who waits for whom?", max(found, key=lambda one: max(one.waits.values()))
+    who, part = max(most.waits.items(), key=lambda item: item[1])
+    whom = min(most.waits, key=lambda kind: most.waits[kind])
+    told = [f"{one.hosts}, {one.clock}: {one.waits_told}" for one in found[:6]]
+    words = f"Part of its time that a host waits for others: {'; '.join(told)}."
+    answer = f"{who} for {whom}: {part:.0f} %" if part >= 2 else "nobody"
+    return Card(question, answer, words)
+
+
+def missing(measured: Measured) -> Iterator[str]:
+    """What a reader should know before reading on."""
+    run = measured.run
+    if run.status != "finished":
+        done = f"{measured.rounds_done} of {run.rounds} rounds are in the file"
+        yield f"The run is not finished (status {run.status or 'unknown'}): {done}."
+    if not run.score.size or np.isnan(run.score).all():
+        yield "There are no evaluations: scores, forgetting and transfer can't be told."
+    agents = run["agents"]
+    slow = agents["speed"] < 1  # NaN in older files: not known to be slow
+    pairs = zip(agents["host"][slow], agents["speed"][slow], strict=True)
+    if names := ", ".join(f"{host} at {speed:g} of full speed" for host, speed in pairs):
+        yield f"Slower devices were emulated ({names}): times are those of the emulation."
+    elif run.setting("emulate"):
+        yield "Hosts were emulated on one machine: times are those of the emulation."
+    if (cap := int(run.setting("evaluation.max_steps", WHOLE_GAME))) < WHOLE_GAME:
+        yield f"Evaluation episodes were cut after {cap} steps: scores are not of whole games."
+
+
+# ── the page ───────────────────────────────────────────────────────────────────────────────────
+
+
+@styled()
 def run_pictures(measured: Measured) -> Pictures:
     """Every figure of one run."""
     run, found = measured.run, Pictures()
-    framed = "Normalised score on every task after every round; framed where it was learnt."
-    with styled():
-        what = [figures.timeline(run), figures.topology(run), figures.lessons(run)]
-        found.add("What happened", "", what)
-        curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
-        found.add("Learning curves", CURVES, curves)
-        found.add("Evaluations", framed, figures.heat_maps(measured))
-        kept = [figures.forgetting(measured), figures.isolated(measured)]
-        found.add("Forgetting and transfer", "", kept)
-        found.add("Time and bytes", "", [figures.time_bars(run), figures.megabytes(run)])
+    curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
+    found.add("Learning curves", CURVES, curves)
+    found.add("Forgetting and time", "", [figures.forgetting(measured), figures.time_bars(run)])
     return found
 
 
+@styled()
 def comparison_pictures(comparison: Comparison) -> Pictures:
-    """Every figure that sets groups of runs beside each other."""
+    """Every figure that sets groups of runs beside each other; none where there is one group."""
     found, hosts = Pictures(), mixes(comparison)
-    words = "Mean scores over agents after each round with 95 % bands, against the steps of all."
-    with styled():
-        found.add("Mixes of hosts", "", figures.mix_bars(hosts) if hosts else [])
-        beside = [figures.progress(comparison), figures.task_scores(comparison)]
-        found.add("Side by side", "", [*beside, figures.advantage(comparison)])
-        if any(group.whole for group in comparison.groups):
-            tasks = range(len(comparison.tasks))
-            found.add("Task by task", words, [figures.progress(comparison, i) for i in tasks])
+    if len(comparison.groups) < 2:
+        return found
+    found.add("Mixes of hosts", "", figures.mix_bars(hosts) if hosts else [])
+    beside = [figures.progress(comparison), figures.task_scores(comparison)]
+    found.add("Side by side", "", beside)
     return found
 
 
 def page(comparison: Comparison) -> str:
     """The report as one HTML text."""
-    runs = _runs(comparison)
-    first, several = runs[0].run, len(runs) > 1
-    steps = number(float(first.setting("train.steps", 0)))
-    chips = [f"job {first.setting('name', '?')}", f"{len(first.tasks)} tasks × {steps} steps"]
-    own = runs if len(runs) <= MOST_RUNS else []
+    runs, hosts = _runs(comparison), mixes(comparison)
+    several, own = len(runs) > 1, runs if len(runs) <= MOST_RUNS else []
+    prefixes = [f"run{k}-" * several for k in range(len(own))]
     return render(
         "report.html.j2",
-        title=_title(comparison),
-        chips=[*chips, f"{len(runs)} run{'s' * several}", f"scores: {comparison.scale.name}"],
-        scale=comparison.scale,
+        title=_title(comparison, hosts),
+        comparison=comparison,
         cards=answers(comparison),
         notes=_notes(runs),
-        shown=comparison_pictures(comparison) if len(comparison.groups) > 1 else Pictures(),
-        tables=comparison_tables(comparison),
-        runs=[_run(measured, f"run{k}-" * several) for k, measured in enumerate(own)],
+        shown=comparison_pictures(comparison),
+        mixes=sorted(hosts, key=lambda one: one.wall),
+        compared=compared(comparison),
+        runs=[
+            (prefix, one, run_pictures(one), timeline(one.run), list(news(one.run)))
+            for prefix, one in zip(prefixes, own, strict=True)
+        ],
         folders=[measured.run.folder for measured in runs],
     )
 
@@ -116,10 +248,10 @@ def _runs(comparison: Comparison) -> list[Measured]:
     return [measured for group in comparison.groups for measured in group.runs]
 
 
-def _title(comparison: Comparison) -> str:
+def _title(comparison: Comparison, hosts: Sequence[Mix]) -> str:
     names, count = [group.label for group in comparison.groups], len(_runs(comparison))
-    if hosts := {one.hosts for one in mixes(comparison)}:
-        return f"{len(hosts)} mixes of hosts"
+    if hosts:
+        return f"{len({one.hosts for one in hosts})} mixes of hosts"
     if len(names) == 2:
         return " against ".join(names)
     return names[0] if count == 1 else f"{count} runs compared"
@@ -137,34 +269,71 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
     ]
 
 
-def _run(measured: Measured, prefix: str) -> dict[str, Any]:
-    """What the template shows of one run."""
-    run = measured.run
-    hosts = sorted({str(host) for host in run["agents"]["host"]})
-    start = f"mpirun -np {len(run.agents)} " if len(run.agents) > 1 else ""
-    alone = f" --agent {run.agents[0]}" if run.agents != list(range(len(run.agents))) else ""
-    return {
-        "run": run,
-        "hosts": hosts,
-        "prefix": prefix,
-        "shown": run_pictures(measured),
-        "tables": run_tables(measured, prefix),
-        "command": f"{start}canal-mpi train --job {run.folder}/job.toml{alone}",
-    }
+def timeline(run: Run) -> list[list[tuple[str, str, str]]]:
+    """[round][agent]: the task, the agents whose lessons were used, and the class of its colour."""
+    names = ("agent", "round", "task", "donors")
+    done = {(a, r): (task, donors) for a, r, task, donors in table_rows(run["tasks"], *names)}
+    rows = []
+    for r in range(run.rounds):
+        row = []
+        for k, agent in enumerate(run.agents):
+            task, donors = done.get((agent, r + 1), (str(run.order[k, r]), ""))
+            first = donors.split(",")[0]
+            donor = run.agents.index(int(first)) % 8 if first in map(str, run.agents) else -1
+            colour = f"a{donor}" if donor >= 0 else "played"
+            row.append((task, donors, colour if (agent, r + 1) in done else "open"))
+        rows.append(row)
+    return rows
+
+
+def news(run: Run) -> Iterator[tuple[str, str]]:
+    """Every event of a run that is not usual, and its details."""
+    for event in events(run.folder):
+        if (kind := str(event.pop("event", ""))) not in USUAL:
+            words = ", ".join(f"{name} {value}" for name, value in event.items())
+            yield kind[:80], words[:300]
+
+
+def compared(comparison: Comparison) -> dict[str, tuple[list[float], float]]:
+    """For each measure its mean in each group, and the best of these (NaN: none is)."""
+    found = [_of_group(comparison, group) for group in comparison.groups]
+    signs = {name: sign for own in found for name, (_, sign) in own.items()}
+    rows: dict[str, tuple[list[float], float]] = {}
+    for name, sign in signs.items():
+        values = [own.get(name, (nan, 0))[0] for own in found]
+        known = {value for value in values if not np.isnan(value)}
+        best = (max(known) if sign > 0 else min(known)) if sign and len(known) > 1 else nan
+        if known:
+            rows[name] = values, best
+    return rows
+
+
+def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, int]]:
+    """The measures of a group and whether more (+1) or less (-1) is better."""
+    parts = [run.measures() for run in group.runs]
+    found: dict[str, tuple[float, int]] = {"runs": (len(group.runs), 0)}
+    for name, measure in parts[0].items():
+        found[name] = (m.mean([p[name].single for p in parts]), measure.sign)
+    found["environment steps"] = (m.mean([steps_played(r.run) for r in group.runs]), -1)
+    found["seconds in tasks, slowest agent"] = (m.mean([r.run.seconds for r in group.runs]), -1)
+    found["IQM right after tasks"] = (m.interquartile_mean(group.learnt), +1)
+    return found | {name: (value, 0) for name, value in comparison.versus(group).items()}
+
+
+def table_rows(table: Columns, *names: str) -> list[tuple[Any, ...]]:
+    """Some columns of a table as rows, for templates."""
+    return list(zip(*(table[name].tolist() for name in names), strict=True))
 
 
 def render(template: str, **context: Any) -> str:
     """A page of its own, with style and script inside; whatever is put in is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined}
+    options |= {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=FileSystemLoader(TEMPLATES), **options)
     environment.filters["number"] = lambda value: number(float(value))
     environment.filters["exact"] = lambda value: repr(float(value)) if isfinite(value) else ""
-    environment.tests["best"] = lambda value: isinstance(value, Best)
+    environment.filters["percent"] = percent
+    environment.filters["rows"] = table_rows
     script = (TEMPLATES / "sort.js").read_text()
     digest = b64encode(sha256(script.encode()).digest()).decode()
     fixed = {"light": LIGHT, "version": __version__, "script": Markup(script), "digest": digest}
@@ -178,9 +347,6 @@ def write_report(
     runs: Sequence[Path],
     out: Path | None = None,
     experts: Sequence[Path] = (),
-    csv: bool = False,
-    as_json: bool = False,
-    png: bool = False,
     figures: Path | None = None,
 ) -> list[Path]:
     """Write the report of some runs; the files it made."""
@@ -189,44 +355,11 @@ def write_report(
     page_file = out or loaded[0].folder / "report.html"
     if page_file.is_dir():
         page_file = page_file / "report.html"
-    beside = page_file.with_suffix("")
     files = {page_file: page(comparison).encode()}
-    files |= _csv_files(comparison, beside) if csv else {}
-    if as_json:
-        text = json.dumps(facts(comparison), indent=1, ensure_ascii=False)
-        files[page_file.with_suffix(".json")] = text.encode()
-    files |= _figure_files(comparison, beside, ["png"]) if png else {}
-    files |= _figure_files(comparison, figures, ["pdf", "svg"]) if figures else {}
+    if figures:
+        files |= comparison_pictures(comparison).files(figures)
+        for measured in _runs(comparison):
+            files |= run_pictures(measured).files(figures, f"{file_name(measured.run.name)}-")
     for path, data in files.items():
         write_whole(path, data)
     return list(files)
-
-
-def _csv_files(comparison: Comparison, beside: Path) -> dict[Path, bytes]:
-    shown: list[tuple[str, Table]] = [("", table) for table in comparison_tables(comparison)]
-    for measured in _runs(comparison):
-        name = f"{file_name(measured.run.name)}-"
-        shown += [(name, table) for table in run_tables(measured)]
-    return {beside / f"{name}{table.key}.csv": _csv(table) for name, table in shown}
-
-
-def _csv(table: Table) -> bytes:
-    text = io.StringIO()
-    writer = csv_format.writer(text)
-    writer.writerow([name.replace(" ", "_") for name in table.head])
-    writer.writerows(table.rows)
-    return text.getvalue().encode()
-
-
-def _figure_files(comparison: Comparison, folder: Path, kinds: Sequence[str]) -> dict[Path, bytes]:
-    several = len(comparison.groups) > 1
-    beside = comparison_pictures(comparison).figures if several else []
-    shown = [("", figure) for figure in beside]
-    for measured in _runs(comparison):
-        name = f"{file_name(measured.run.name)}-"
-        shown += [(name, figure) for figure in run_pictures(measured).figures]
-    return {
-        folder / f"{name}{figure.key}.{kind}": figure.file(kind)
-        for name, figure in shown
-        for kind in kinds
-    }

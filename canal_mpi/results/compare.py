@@ -20,8 +20,7 @@ from canal_mpi.results.measures import (
 )
 from canal_mpi.results.reader import Run
 
-PARTS = tuple(k / 20 for k in range(2, 21))  # the p of TA(p) in figures
-TOLD = (0.5, 0.8, 1.0)  # and in tables
+TOLD = (0.5, 0.8, 1.0)  # the p of TA(p)
 NAMES = {"seed", "name", "preset"}  # settings that don't make another experiment
 
 
@@ -337,10 +336,3 @@ def improvement(x: Array, y: Array) -> Any:
     pairs = known.sum(axis=(-3, -2))
     won = np.where(known, wins, 0).sum(axis=(-3, -2)) / np.maximum(pairs, 1)
     return mean_where(won, pairs > 0)
-
-
-def rows_of_runs(rows: int, crowd: int, rng: np.random.Generator, draws: int) -> Array:
-    """[draw, row]: runs drawn with replacement, and of each as many of its `crowd` agents."""
-    runs = rng.integers(rows // crowd, size=(draws, rows // crowd))
-    agents = rng.integers(crowd, size=(draws, rows // crowd, crowd))
-    return np.reshape(runs[..., None] * crowd + agents, (draws, rows))

@@ -193,7 +193,8 @@ def checked_image(path: Path, limit: int = MOST) -> bytes:
 
 def check_image(data: bytes, where: str) -> None:
     """DamagedData unless these are the bytes that `image` made."""
-    _verify(io.BytesIO(data), len(data), where)
+    stream = io.BufferedReader(io.BytesIO(data))  # of a BytesIO file_digest takes all, not the rest
+    _verify(stream, len(data), where)
 
 
 def _verify(file: IO[bytes], size: int, where: str) -> None:

@@ -1,0 +1,71 @@
+"""Statistics with their uncertainty, for reports and studies: the unit of resampling is the seed.
+
+Agents of one run share what they learnt, so scores of a seed are means over its agents. Samples are
+[seed, task] where nothing else is said; what can't be told is NaN.
+"""
+
+from collections.abc import Callable
+from math import isfinite, isnan, nan
+from typing import Any
+
+import numpy as np
+
+from canal_mpi.interfaces import Array
+
+RESAMPLES = 2000
+Interval = tuple[Any, Any, Any]  # a value with its 95 % interval
+UNKNOWN: Interval = (nan, nan, nan)
+
+
+def bootstrap(statistic: Callable[..., Any], *samples: Array) -> Interval:
+    """A statistic with its 95 % interval: seeds, the first dimension, are drawn anew.
+
+    Samples of as many seeds are of the same seeds. The statistic takes them with or without a
+    dimension of draws in front. With one seed nothing is known of the interval.
+    """
+    counts = [len(sample) for sample in samples]
+    if not all(counts) or any(np.isnan(sample).any() for sample in samples):
+        return UNKNOWN
+    value = statistic(*samples)
+    if min(counts) == 1 or np.isnan(value).all():
+        return value, np.full_like(value, nan)[()], np.full_like(value, nan)[()]
+    rng = np.random.Generator(np.random.PCG64(0))
+    draws = {count: rng.integers(count, size=(RESAMPLES, count)) for count in dict.fromkeys(counts)}
+    found = statistic(*(sample[draws[len(sample)]] for sample in samples))
+    low, high = np.nanpercentile(found, [2.5, 97.5], axis=0, method="nearest")
+    return value, low, high
+
+
+def ratio(part: Any, whole: Any) -> Any:
+    """A ratio; NaN where the whole is not above 0, so that it would mean nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.greater(whole, 0), np.divide(part, whole), nan)[()]
+
+
+def mean_score(scores: Array) -> Any:
+    """The mean over [seed, task]."""
+    return scores.mean(axis=(-2, -1))
+
+
+def performance_profile(scores: Array, levels: Array) -> Interval:
+    """The part of seeds and tasks whose score is above each level."""
+    return bootstrap(lambda x: (x[..., None] > levels).mean(axis=(-3, -2)), scores)
+
+
+def times(value: Interval) -> str:
+    """A ratio with its interval, in words."""
+    return _worded(value, 1, "×", 2)
+
+
+def percent(value: Interval) -> str:
+    """A part with its interval, in percent."""
+    return _worded(value, 100, " %", 1)
+
+
+def _worded(value: Interval, factor: float, unit: str, places: int) -> str:
+    low, middle, high = (
+        f"{factor * x:.{places}f}" if isfinite(x) else "∞" for x in (value[1], value[0], value[2])
+    )
+    if isnan(value[0]):
+        return "not known"
+    return f"{middle}{unit}" if isnan(value[1]) else f"{middle}{unit} ({low} – {high})"
