@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -67,10 +68,12 @@ class Offer:
     donor: int
     round: int
     task: str
-    score: float
+    score: float  # mean return of the donor's late training episodes; NaN: too few of them
     rows: int
     bytes: int
     embedding: Array = field(default_factory=lambda: np.zeros(0, dtype="<f4"), compare=False)
+    std_error: float = 0.0  # of the score
+    episodes: int = 0  # that the score is the mean of
 
     @property
     def source(self) -> str:
@@ -122,8 +125,8 @@ class Progress:
     step: int = 0
     steps: int = 0
     total_steps: int = 0  # iterations of the loop since the start, over all tasks
-    mean_return: float = float("nan")
-    loss: float = float("nan")
+    mean_return: float = nan
+    loss: float = nan
     wait_share: float = 0.0
     waits_for: int = -1  # the rank that this one waits for, or -1
 
@@ -202,6 +205,10 @@ class Learner(ABC):
     def set_teacher(self, weights: Columns) -> None:
         """Imitate a donor's network from now on; DamagedData where it does not fit."""
         raise DamagedData("this algorithm has no teacher")
+
+    def agreement(self, obs: Array) -> tuple[float, float]:
+        """KL(teacher ‖ own policy) and the fraction of equal greedy actions; NaN: no teacher."""
+        return nan, nan
 
     def polyak_update(self, weights: Columns, tau: float) -> None:
         """Move the weights of the current task towards others': (1 − τ) · own + τ · theirs."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
 from canal_mpi.learn import ALGORITHMS, HEADS, LOSSES, NETWORKS, REUSE_MODES, REWARDS
-from canal_mpi.membuf.selection import CHOOSERS, GATES, POLICIES
+from canal_mpi.membuf.selection import CHOOSERS, POLICIES
 from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
@@ -136,30 +136,20 @@ class ReuseConfig:
         names=REUSE_MODES,
     )
     steps: float = setting(
-        0.1, "most own steps on a task with a lesson, as a fraction of train.steps", 0, 1
+        0.0, "own steps after a lesson, as a fraction of train.steps; 0: fewest, 1: improve", 0, 1
     )
     pretrain_updates: float = setting(
-        0.15,
-        "updates on the lesson before the first own step, as a fraction of train.steps",
-        0,
-        100,
+        0.15, "most updates on a lesson before the first own step, as such a fraction", 0, 100
     )
-    updates: float = setting(4.0, "times the usual updates for each own step", 0, 1000)
     lesson_fraction: float = setting(
         0.5, "fraction of a batch drawn from lessons while playing", 0, 1
     )
     temperature: float = setting(
         0.1, "temperature of imitated policies, of donors and of old tasks", 1e-6
     )
-    imitation_coef: float = setting(1.0, "weight of the imitation loss", 0)
-    min_imitation_coef: float = setting(
-        0.5, "fraction of that weight that remains when the student is as good as the donor", 0, 1
+    imitation_coef: float = setting(
+        1.0, "weight of the imitation loss; it falls to 0 over the own steps", 0
     )
-    stop_early: bool = setting(
-        True, "stop when the score is not below the donor's by more than its standard error"
-    )
-    check_interval: int = setting(1000, "own steps between two evaluations of the student", 1)
-    reject_if_worse: bool = setting(True, "drop a lesson after which the agent is worse, and play")
     network: bool = setting(True, "send the donor's network with a lesson")
 
 
@@ -187,9 +177,6 @@ class ShareConfig:
     )
     donors: int = setting(4, "most lessons of the very same task that exact takes", 1)
     nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
-    gate: str = setting(
-        "none", "better: only offers of donors that score higher than the agent", names=GATES
-    )
     rows: int = setting(100_000, "most rows in a lesson", 3)
     segments: str = setting("recent", "which play goes into a lesson", names=CHOOSERS)
     probe: int = setting(
@@ -344,7 +331,6 @@ PRESETS: Mapping[str, Layer] = {
         "rehearsal.rows": 100_000,
         "rehearsal.distill_coef": 0.0,
         "reuse.mode": "replay",
-        "reuse.reject_if_worse": False,
         "reuse.network": False,
         "explore.eps_start": 1.0,
         "explore.eps_end": 0.01,

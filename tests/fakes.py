@@ -226,7 +226,6 @@ def tiny_job(**settings: Any) -> Job:
         "learn.n_step": 1,
         "rehearsal.rows": 0,
         "reuse.mode": "replay",
-        "reuse.reject_if_worse": False,
         "reuse.network": False,
         "explore.eps_decay": 100.0,
         "evaluation.episodes": 1,

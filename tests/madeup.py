@@ -138,9 +138,9 @@ def exchanged(
         raw_bytes=134_000,
         seconds=0.1,
         wait_seconds=0.0,
-        score_before=nan,
-        score_after=1.0,
-        kept=kind == "lesson",
+        score=nan,
+        kl=nan,
+        agreement=1.0,
         reason=reason,
         **{"from": donor},
     )

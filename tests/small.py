@@ -142,7 +142,6 @@ def small_job(**settings: Any) -> Job:
         "explore.eps_decay": 20.0,
         "rehearsal.rows": 200,
         "reuse.steps": 0.2,
-        "reuse.updates": 1.0,
         "share.probe": 30,
         "simnet.updates": 5,
         "evaluation.episodes": 1,

@@ -201,12 +201,8 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         0.0,
         0.0,
     )
-    assert (job.reuse.mode, job.reuse.reject_if_worse, job.reuse.network) == (
-        "replay",
-        False,
-        False,
-    )
-    assert (job.share.gate, job.row_exchange.save_interval) == ("none", 0)
+    assert (job.reuse.mode, job.reuse.network) == ("replay", False)
+    assert job.row_exchange.save_interval == 0
     assert (job.task.obs, job.tasks, job.order) == ("ram", TEN_GAMES, "canal")
     assert (job.share.policy, job.share.topology) == ("exact", "full")
 
@@ -350,7 +346,6 @@ def test_an_unknown_name_suggests_the_closest() -> None:
         ("learn.heads", "per_tsk", "per_task"),
         ("learn.reward", "clipp", "clip"),
         ("reuse.mode", "distil", "distill"),
-        ("share.gate", "beter", "better"),
         ("share.segments", "recnt", "recent"),
         ("simnet.distance", "weight", "weights"),
         ("evaluation.tasks", "sen", "seen"),
@@ -372,7 +367,7 @@ def test_names_from_outside_are_accepted_where_the_settings_say_so() -> None:
 def test_names_from_outside_are_refused_elsewhere() -> None:
     cases: list[str] = [
         *("preset", "task.obs", "task.variant", "learn.loss", "learn.heads", "learn.reward"),
-        *("reuse.mode", "share.gate", "share.segments", "simnet.distance", "evaluation.tasks"),
+        *("reuse.mode", "share.segments", "simnet.distance", "evaluation.tasks"),
     ]
     for key in cases:
         assert refusal({key: "my.module:thing"}).startswith("unknown ")

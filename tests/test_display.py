@@ -75,9 +75,9 @@ def exchanged(rows: Rows, kind: str, reason: str = "") -> None:
         raw_bytes=8_000_000,
         seconds=0.1,
         wait_seconds=0.0,
-        score_before=nan,
-        score_after=nan,
-        kept=kind == "lesson",
+        score=nan,
+        kl=nan,
+        agreement=nan,
         reason=reason,
         **{"from": 0},
     )

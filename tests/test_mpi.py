@@ -59,6 +59,27 @@ def test_every_agent_learns_every_task(mpi: str, ranks: int, out: Path) -> None:
     assert len(list((out / "logs").iterdir())) == ranks
 
 
+def test_a_run_with_the_defaults_takes_no_step_for_decisions(out: Path) -> None:
+    short = (
+        "--steps",
+        "150",
+        "--set",
+        "evaluation.max_steps=20",
+        "--tasks",
+        "Krull,Alien,Kangaroo",
+    )
+    result = mpirun(3, "train", *short, "--set", "learn.batch_size=16", "--out", str(out))
+    assert result.code == 0, result.err
+    with h5py.File(out / "run.h5") as file:
+        tasks = {name: column[()] for name, column in file["tasks"].items()}
+        ledger = {name: column[()] for name, column in file["exchange"].items()}
+    taught = tasks["source"] == b"lesson"
+    assert len(taught) == 9 and taught.sum() == 6
+    assert not tasks["probe_steps"].any()
+    assert not tasks["env_steps"][taught].any() and (tasks["env_steps"][~taught] == 150).all()
+    assert np.isfinite(ledger["kl"][ledger["kind"] == b"lesson"]).any()
+
+
 def test_one_seed_gives_the_same_bits_under_both_mpis_and_another_seed_others(
     tmp_path: Path,
 ) -> None:

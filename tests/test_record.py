@@ -121,37 +121,49 @@ def test_waiting_is_counted_and_shown_as_a_share() -> None:
     assert record.progress.wait_share > 0
 
 
-def test_the_ledger_notes_offers_lessons_drops_and_refusals() -> None:
+def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
     record.moved(TransferEvent("offer", mine, 3, 4, 2, 700))
     record.received(FetchResult(theirs, b"x" * 600, 0.5, 0.25, sender=0))
     assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
-    record.used(theirs, 3.0, 4.0, kept=True)
-    record.used(theirs, 3.0, 2.0, kept=False)
+    record.used(theirs, 0.25, 0.75)
+    record.used(theirs)
     record.refused(FetchResult(theirs, b"", 0.5, 0.25, sender=1), "checksum")
     odd = Offer(2, 7, "", nan, 0, 0)
     record.moved(TransferEvent("refusal", odd, 2, 3, 7, reason="empty"))
     record.moved(TransferEvent("transfer", theirs, 0, 3, 1, 600, 0.125))
     found = [
-        tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "kept", "reason"))
+        tuple(row[n] for n in ("kind", "donor", "from", "to", "rows", "bytes", "score", "reason"))
         for row in sink.rows["exchange"]
     ]
     assert found == [
-        ("offer", 3, 3, 4, 50, 700, False, ""),
-        ("lesson", 1, 0, 3, 40, 600, True, ""),
-        ("drop", 1, 0, 3, 40, 600, False, "the agent was worse after it"),
-        ("refusal", 1, 1, 3, 40, 0, False, "checksum"),
-        ("refusal", 2, 2, 3, 0, 0, False, "empty"),
-        ("transfer", 1, 0, 3, 40, 600, True, ""),
+        ("offer", 3, 3, 4, 50, 700, 9.0, ""),
+        ("lesson", 1, 0, 3, 40, 600, 8.0, ""),
+        ("lesson", 1, 0, 3, 40, 600, 8.0, ""),
+        ("refusal", 1, 1, 3, 40, 0, 8.0, "checksum"),
+        ("refusal", 2, 2, 3, 0, 0, nan, "empty"),
+        ("transfer", 1, 0, 3, 40, 600, 8.0, ""),
     ]
     assert [row["round"] for row in sink.rows["exchange"]] == [2, 2, 2, 2, 7, 1]
     assert sink.rows["exchange"][5]["seconds"] == 0.125
-    for row, scores in zip(sink.rows["exchange"][1:3], [(3.0, 4.0), (3.0, 2.0)], strict=True):
+    for row in sink.rows["exchange"][1:3]:
         assert (row["raw_bytes"], row["seconds"], row["wait_seconds"]) == (5360, 0.5, 0.25)
-        assert (row["score_before"], row["score_after"]) == scores
-    for row in (sink.rows["exchange"][0], *sink.rows["exchange"][3:]):
-        assert isnan(row["score_before"]) and isnan(row["score_after"])
+    taught = sink.rows["exchange"][1]
+    assert (taught["kl"], taught["agreement"]) == (0.25, 0.75)
+    for row in (sink.rows["exchange"][0], *sink.rows["exchange"][2:]):
+        assert isnan(row["kl"]) and isnan(row["agreement"])
+
+
+def test_late_returns_are_those_of_the_last_quarter_of_the_steps() -> None:
+    record, _, _ = recorder()
+    for k in range(12):
+        record.step(step([float(k)], [TERMINATED if k not in (3, 4) else 0]))
+    assert list(record.late_returns()) == pytest.approx([10.0, 1 / 3**0.5, 3])
+    for _ in range(2):
+        record.step(step([5.0], [0]))
+    mean, std_error, episodes = record.late_returns()
+    assert isnan(mean) and (std_error, episodes) == (0.0, 2), "too few to know"
 
 
 @pytest.mark.parametrize(

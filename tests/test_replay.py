@@ -268,7 +268,7 @@ def test_lessons_get_their_share_of_a_batch_divided_by_their_size(foreign: float
     replay.begin([small, large])
     player = Player(replay.own)
     player.play(30, (0, 0, 0))
-    replay.foreign = foreign
+    replay.lesson_fraction = foreign
     expected = targets([few, many, player.moves[0]], replay.recipe)
     rng, counts = np.random.default_rng(1), np.zeros(3)
     for _ in range(60):
@@ -286,7 +286,7 @@ def test_without_own_rows_the_whole_batch_comes_from_lessons() -> None:
     rows, moves = lesson(1)
     replay = Replay(SPACES, 50, Recipe(200, GAMMA))
     replay.begin([rows])
-    replay.foreign = 0.25
+    replay.lesson_fraction = 0.25
     assert_agrees(replay.sample(np.random.default_rng(1)), targets([moves], replay.recipe))
 
 
@@ -351,7 +351,7 @@ def restored(replay: Replay, capacity: int) -> Replay:
     again.own.load_state_dict(
         {name: column.copy() for name, column in replay.own.state_dict().items()}
     )
-    again.foreign = replay.foreign
+    again.lesson_fraction = replay.lesson_fraction
     return again
 
 
@@ -370,9 +370,9 @@ def test_a_restored_replay_has_its_share_its_other_tasks_and_its_scale() -> None
     others = {"ns/Krull-v0": lesson(2)[0], "Alien": lesson(3)[0]}
     replay.begin([lesson(1)[0]], others)
     Player(replay.own, seed=8).play(77)
-    replay.foreign = 0.3
+    replay.lesson_fraction = 0.3
     again = restored(replay, 30)
-    assert again.foreign == 0.3
+    assert again.lesson_fraction == 0.3
     assert again.others.keys() == others.keys()
     assert_same_draws(replay, again)
     one, two = np.random.default_rng(9), np.random.default_rng(9)

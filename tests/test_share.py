@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import permutations
 from math import inf, nan
 
@@ -26,7 +27,7 @@ def test_exact_takes_nothing_where_nothing_is_offered() -> None:
     assert exact(NEED, []) == []
 
 
-# The first of each list is the best: ties go to the lowest agent, NaN comes last.
+# The first of each list is the best: ties go to the lowest agent, NaN counts as the median.
 @pytest.mark.parametrize(
     "offers",
     [
@@ -37,6 +38,7 @@ def test_exact_takes_nothing_where_nothing_is_offered() -> None:
         [offer(2, -1e9), offer(0, nan), offer(1, nan)],
         [offer(0, nan), offer(1, nan), offer(2, nan)],
         [offer(1, 7.0, round_=2), offer(1, 7.0, round_=3), offer(2, 7.0, round_=1)],
+        [replace(offer(2, 7.0), episodes=9), replace(offer(0, 7.0), episodes=3), offer(1, nan)],
     ],
 )
 def test_exact_takes_the_best_score_whatever_order_the_offers_come_in(
@@ -47,7 +49,7 @@ def test_exact_takes_the_best_score_whatever_order_the_offers_come_in(
 
 
 @pytest.mark.parametrize(
-    ("most", "donors"), [(1, [3]), (2, [3, 1]), (3, [3, 1, 4]), (9, [3, 1, 4])]
+    ("most", "donors"), [(1, [3]), (2, [3, 4]), (3, [3, 4, 1]), (9, [3, 4, 1])]
 )
 def test_exact_takes_as_many_lessons_of_the_task_as_are_asked_for(
     most: int, donors: list[int]

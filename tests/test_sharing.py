@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from small import (
     parcel,
     play_into,
     played,
-    small_agent,
     small_dqn,
     small_job,
 )
@@ -27,8 +25,7 @@ from thread_links import ThreadLink
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.errors import lookup
-from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, FetchResult, Link, Offer
-from canal_mpi.membuf.lesson import unpack
+from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, FetchResult, Link
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import POLICIES
 from canal_mpi.rank.build import embedder, recipe
@@ -59,9 +56,9 @@ class _Side:
         self.played = 0
         self.replay.own.start(np.zeros((1, 5), dtype=np.float32))
 
-    def take(self, embedding: Array | None = None, own_score: float = nan) -> list[int]:
+    def take(self, embedding: Array | None = None) -> list[int]:
         held = np.zeros(0, dtype="<f4") if embedding is None else embedding
-        lessons = self.sharing.take(self.replay, held, own_score)
+        lessons = self.sharing.take(self.replay, held)
         return [lesson.offer.donor for lesson in lessons]
 
     def play(self, steps: int, marks: dict[int, int] | None = None) -> None:
@@ -120,13 +117,6 @@ def test_offers_with_another_kind_of_embedding_are_not_compared() -> None:
     offers = [*_offers(), parcel(RIGHT, donor=4, embedding=np.zeros(7, "<f4"))]
     side = _Side(Donors(offers), share__policy="wasserstein", share__nearest=9)
     assert side.take(np.array([1, 0.4], dtype="<f4")) == [1, 2, 3]
-
-
-def test_the_gate_lets_only_better_donors_of_the_task_pass() -> None:
-    assert _Side(Donors(_offers()), share__policy="all").take(own_score=5.0) == [1, 2, 3]
-    gated = _Side(Donors(_offers()), share__policy="all", share__gate="better")
-    assert gated.take(own_score=5.0) == [2, 3]  # donor 2 learnt a task without reference scores
-    assert gated.take(own_score=10.0) == [2]
 
 
 def test_a_damaged_lesson_is_refused_and_the_others_are_taken() -> None:
@@ -225,30 +215,6 @@ def test_an_agent_that_never_plays_lets_the_others_go_on() -> None:
     assert sides[0].arrived() == []
 
 
-def test_a_task_that_is_played_again_after_a_dropped_lesson_swaps_from_its_start() -> None:
-    link = Donors([parcel(network=None)])
-    link.answers = [parcel(rows=played(3), donor=1, round_=1).data for _ in range(6)]
-    job = small_job(
-        row_exchange__save_interval=10,
-        row_exchange__load_interval=10,
-        reuse__mode="mix",
-        reuse__steps=0.5,
-        reuse__stop_early=False,
-    )
-    agent = small_agent(job, link=link, peers=lambda round_, task: [1])
-    scores = iter([5.0, 1.0, 1.0])  # before, after the lesson, after playing in full
-    agent.evaluate = lambda: next(scores)  # type: ignore[method-assign]
-    agent.run()
-    sent = [_moves_sent(data) for data in link.traded]
-    assert sent == [10, 10, 10, 10, 10, 10, 0]  # 20 steps with the lesson, 40 without, the end
-
-
-def _moves_sent(data: bytes) -> int:
-    return len(
-        moves(unpack(data, Offer(0, 1, RIGHT, nan, -1, 0), WALK, 1 << 20).rows) if data else []
-    )
-
-
 def test_swaps_are_off_unless_asked_for() -> None:
     link = Donors()
     side = _Side(link, 0, [1], row_exchange__load_interval=5)
@@ -281,7 +247,7 @@ def test_swapped_rows_are_drawn_as_often_as_own_ones() -> None:
         learn__batch_size=100,
     )
     side.play(25)
-    assert side.replay.foreign == pytest.approx(0.75)
+    assert side.replay.lesson_fraction == pytest.approx(0.75)
 
 
 def test_the_ledger_says_how_many_rows_a_swap_brought() -> None:

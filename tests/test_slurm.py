@@ -21,8 +21,6 @@ learning_starts = 32
 [evaluation]
 episodes = 1
 max_steps = 100
-[reuse]
-reject_if_worse = false
 [checkpoint]
 interval = 50
 """

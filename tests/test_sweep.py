@@ -368,8 +368,6 @@ learning_starts = 32
 episodes = 1
 max_steps = 50
 tasks = "all"
-[reuse]
-reject_if_worse = false
 [checkpoint]
 interval = 50
 """

@@ -26,7 +26,6 @@ from canal_mpi.membuf.selection import (
     CHOOSERS,
     Need,
     Policy,
-    better,
     choose,
     cut,
     join,
@@ -71,16 +70,13 @@ class Sharing:
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, replay: Replay, embedding: Array, own_score: float) -> list[Lesson]:
+    def take(self, replay: Replay, embedding: Array) -> list[Lesson]:
         """Fetch what the policy wants of the offers; damaged lessons are refused."""
         self.record.phase("exchanging")
-        offers = self.link.offers()
-        if self.job.share.gate == "better":
-            offers = better(self.task, own_score, offers)
         most = (self.job.share.nearest, self.job.share.donors)
         need = Need(self.task, self.round, *most, self.measure, embedding)
-        parcels = self.link.fetch(self._affordable(self.policy(need, offers)))
-        return [lesson for parcel in parcels if (lesson := self._open(parcel, replay))]
+        found = self.link.fetch(self._affordable(self.policy(need, self.link.offers())))
+        return [lesson for fetched in found if (lesson := self._open(fetched, replay))]
 
     def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
         """The wanted offers, best first, as far as the byte budget of a round goes."""
@@ -94,18 +90,18 @@ class Sharing:
                 taken.append(offer)
         return taken
 
-    def _open(self, parcel: FetchResult, replay: Replay) -> Lesson | None:
+    def _open(self, fetched: FetchResult, replay: Replay) -> Lesson | None:
         """A lesson that arrived whole; the ledger notes one that did not."""
-        if parcel.refusal:
-            self.record.refused(parcel, parcel.refusal)
+        if fetched.refusal:
+            self.record.refused(fetched, fetched.refusal)
             return None
         try:
             limit = self.job.share.max_message_mb << 20
-            lesson = unpack(parcel.data, parcel.offer, replay.spaces, limit)
+            lesson = unpack(fetched.data, fetched.offer, replay.spaces, limit)
         except DamagedData as error:
-            self.record.refused(parcel, str(error))
+            self.record.refused(fetched, str(error))
             return None
-        self.record.received(parcel)
+        self.record.received(fetched)
         return lesson
 
     def embedding(self, rows: Columns, rng: np.random.Generator) -> Array:
@@ -114,16 +110,14 @@ class Sharing:
 
     # ── offering ───────────────────────────────────────────────────────────────────────────────
 
-    def offer(
-        self, score: float, replay: Replay, learner: Learner, rng: np.random.Generator
-    ) -> None:
-        """Tell the audience what this task gave; only own play is offered."""
+    def offer(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> None:
+        """Tell the neighbours what this task gave; only own play is offered."""
         self.record.phase("saving")
         rows: Columns = {"action": np.zeros(0)}
         if len(replay.own):
             rows = self._chosen(replay, learner, rng)
             network = learner.get_weights() if self.job.reuse.network else {}
-            self._save(score, rows, network)
+            self._save(rows, network)
         self.record.phase("exchanging")
         offer, data, waited = None, b"", self.link.waited
         if self.link.out_neighbors and len(rows["action"]):
@@ -131,17 +125,22 @@ class Sharing:
             rows, data = self._packed(rows, network)
             size = (len(rows["action"]), len(data))
             if data:
-                offer = Offer(self.number, self.round, self.task, score, *size, embedding)
+                score, std_error, episodes = self.record.late_returns()
+                about = (self.number, self.round, self.task, score)
+                offer = Offer(*about, *size, embedding, std_error, episodes)
         self.link.publish(offer, data)
         self.record.waited(self.link.waited - waited)
 
-    def _save(self, score: float, rows: Columns, network: Columns) -> None:
+    def _save(self, rows: Columns, network: Columns) -> None:
         """Keep the lesson on disk, for later runs too."""
+        score, std_error, episodes = self.record.late_returns()
         about: Columns = {
             "donor": np.array([self.number], dtype="<i4"),
             "round": np.array([self.round], dtype="<i4"),
             "task": np.array([self.task.encode()], dtype="S64"),
             "score": np.array([score], dtype="<f8"),
+            "std_error": np.array([std_error], dtype="<f8"),
+            "episodes": np.array([episodes], dtype="<i8"),
         }
         name = f"round-{self.round:02d}-{self.task}"
         self.record.sink.save("membuf", name, rows | with_prefix("network", network) | about)

@@ -1,8 +1,7 @@
 """What an agent writes down: the rows of the results, and the progress that others see."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from math import nan
+from math import nan, sqrt
 from time import perf_counter
 
 import numpy as np
@@ -22,6 +21,8 @@ from canal_mpi.interfaces import (
 from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 
 OVER = TERMINATED | TRUNCATED
+LATE = 0.75  # of the own steps: later episodes tell how good an agent became
+FEWEST = 3  # such episodes, or the score is unknown
 
 
 class Recorder:
@@ -48,15 +49,15 @@ class Recorder:
         """A new task: all counts start again."""
         self.task, self.round, self._start = task, round_, perf_counter()
         self.env_steps = self.probe_steps = self.updates = 0
-        self._episodes = self._turns = 0
+        self._turns = 0
         self.unwritten = False  # turns that no row of /train tells of yet
-        self._parcels: dict[tuple[int, int], FetchResult] = {}
+        self._fetched: dict[tuple[int, int], FetchResult] = {}
         self._exam: list[tuple[float, int]] = []
         self.env_seconds = self.learn_seconds = 0.0
         self._task_wait, self.late = self.late, 0.0
         self._spent.clear()
         self._losses: list[float] = []
-        self._recent: deque[float] = deque(maxlen=100)
+        self._ended: list[tuple[int, float]] = []  # own steps and return of every episode
         self._returns: list[float] = []  # of the running episode of every environment
         self._lengths: list[int] = []
         progress = self.progress
@@ -71,15 +72,15 @@ class Recorder:
 
     def state_dict(self) -> Columns:
         """All counts of the running task."""
-        counts = [self.env_steps, self.probe_steps, self.updates, self._episodes, self._turns]
+        counts = [self.env_steps, self.probe_steps, self.updates, self._turns]
         times = [self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait]
-        parcels = [(*key, p.seconds, p.wait_seconds, p.sender) for key, p in self._parcels.items()]
+        fetched = [(*key, f.seconds, f.wait_seconds, f.sender) for key, f in self._fetched.items()]
         return with_prefix("progress", record_to_columns(self.progress)) | {
             "counts": np.array([*counts, self.unwritten], dtype="<i8"),
             "times": np.array([*times, perf_counter() - self._start]),
-            "parcels": np.array(parcels, dtype="<f8").reshape(-1, 5),
+            "fetched": np.array(fetched, dtype="<f8").reshape(-1, 5),
             "losses": np.array(self._losses, dtype="<f8"),
-            "recent": np.array(self._recent, dtype="<f8"),
+            "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
             "exam": np.array(self._exam, dtype="<f8").reshape(-1, 2),
             "returns": np.array(self._returns, dtype="<f8"),
             "lengths": np.array(self._lengths, dtype="<i8"),
@@ -88,19 +89,16 @@ class Recorder:
     def load_state_dict(self, state: Columns, offers: Sequence[Offer]) -> None:
         """Go on counting where `state` was taken; the offers are those of the lessons held."""
         *counts, unwritten = (int(count) for count in state["counts"])
-        self.env_steps, self.probe_steps, self.updates, self._episodes, self._turns = counts
+        self.env_steps, self.probe_steps, self.updates, self._turns = counts
         *times, elapsed = (float(seconds) for seconds in state["times"])
         self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait = times
         self.unwritten, self._start = bool(unwritten), perf_counter() - elapsed
         known = {offer.key: offer for offer in offers}
-        for donor, round_, seconds, waited, sender in state["parcels"].tolist():
+        for donor, round_, seconds, waited, sender in state["fetched"].tolist():
             key = (int(donor), int(round_))
-            if key in known:  # others were dropped already
-                self._parcels[key] = FetchResult(
-                    known[key], b"", seconds, waited, sender=int(sender)
-                )
+            self._fetched[key] = FetchResult(known[key], b"", seconds, waited, sender=int(sender))
         self._losses = state["losses"].tolist()
-        self._recent.extend(state["recent"].tolist())
+        self._ended = [(int(step), total) for step, total in state["ended"].tolist()]
         self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]
         self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
         vars(self.progress).update(
@@ -167,24 +165,37 @@ class Recorder:
                 returns[k], lengths[k] = 0.0, 0
 
     def _episode(self, total: float, length: int) -> None:
-        self._episodes += 1
-        self._recent.append(total)
-        self.progress.mean_return = float(np.mean(self._recent))
+        self._ended.append((self.env_steps, total))
+        self.progress.mean_return = self._recent_return()
         self.sink.add(
             "episodes",
             agent=self.agent,
             round=self.round,
             task=self.task,
-            episode=self._episodes,
+            episode=len(self._ended),
             step=self.env_steps,
             length=length,
             **{"return": total},
         )
 
+    def _recent_return(self) -> float:
+        """Mean return of the last 100 episodes."""
+        return float(np.mean([total for _, total in self._ended[-100:]])) if self._ended else nan
+
+    def late_returns(self) -> tuple[float, float, int]:
+        """Mean return, its standard error, and number of the episodes that tell how good play is.
+
+        They are those that ended in the last quarter of the agent's own steps on the task; with
+        fewer than three of them the mean is unknown (NaN).
+        """
+        late = [total for step, total in self._ended if step > LATE * self.env_steps]
+        if len(late) < FEWEST:
+            return nan, 0.0, len(late)
+        return float(np.mean(late)), float(np.std(late, ddof=1)) / sqrt(len(late)), len(late)
+
     def training(self, epsilon: float) -> None:
         """A row of /train; its times and losses count since the row before."""
         loss = float(np.mean(self._losses)) if self._losses else nan
-        returns = float(np.mean(self._recent)) if self._recent else nan
         self.sink.add(
             "train",
             agent=self.agent,
@@ -193,7 +204,7 @@ class Recorder:
             step=self._turns,
             loss=loss,
             epsilon=epsilon,
-            return_mean=returns,
+            return_mean=self._recent_return(),
             env_seconds=self.env_seconds,
             learn_seconds=self.learn_seconds,
             wait_seconds=self.wait_seconds,
@@ -250,29 +261,27 @@ class Recorder:
             **{"from": moved.sender},
         )
 
-    def received(self, parcel: FetchResult) -> None:
+    def received(self, fetched: FetchResult) -> None:
         """A lesson that arrived whole; `used` writes its row."""
-        self._parcels[parcel.offer.key] = parcel
+        self._fetched[fetched.offer.key] = fetched
 
-    def used(self, offer: Offer, before: float, after: float, kept: bool) -> None:
-        """A lesson that was learnt from, with the student's scores."""
-        parcel = self._parcels[offer.key]
-        times = (parcel.seconds, parcel.wait_seconds)
-        kind = "lesson" if kept else "drop"
-        reason = "" if kept else "the agent was worse after it"
-        size = len(parcel.data) or offer.bytes  # the packed rows are gone after a resume
-        sides = (parcel.sender, self.agent)
-        self._exchange(kind, offer, *sides, size, *times, reason, before, after)
+    def used(self, offer: Offer, kl: float = nan, agreement: float = nan) -> None:
+        """A lesson that was learnt from; of the teacher's, how well the student agrees with it."""
+        fetched = self._fetched[offer.key]
+        times = (fetched.seconds, fetched.wait_seconds)
+        size = len(fetched.data) or offer.bytes  # the packed rows are gone after a resume
+        sides = (fetched.sender, self.agent)
+        self._exchange("lesson", offer, *sides, size, *times, "", kl, agreement)
 
     def swapped(self, offer: Offer) -> None:
         """Rows that a neighbour on the same task sent while it was learning."""
         self._exchange("swap", offer, offer.donor, self.agent, offer.bytes, 0.0, 0.0, "")
 
-    def refused(self, parcel: FetchResult, reason: str) -> None:
+    def refused(self, fetched: FetchResult, reason: str) -> None:
         """A lesson that did not arrive whole, or was not asked for."""
-        offer, times = parcel.offer, (parcel.seconds, parcel.wait_seconds)
-        size = len(parcel.data)
-        self._exchange("refusal", offer, parcel.sender, self.agent, size, *times, reason)
+        offer, times = fetched.offer, (fetched.seconds, fetched.wait_seconds)
+        size = len(fetched.data)
+        self._exchange("refusal", offer, fetched.sender, self.agent, size, *times, reason)
 
     def _exchange(
         self,
@@ -284,8 +293,8 @@ class Recorder:
         seconds: float,
         wait_seconds: float,
         reason: str,
-        score_before: float = nan,
-        score_after: float = nan,
+        kl: float = nan,
+        agreement: float = nan,
         round_: int = 0,
     ) -> None:
         self.sink.add(
@@ -300,9 +309,9 @@ class Recorder:
             raw_bytes=max(offer.rows, 0) * self._row_bytes,
             seconds=seconds,
             wait_seconds=wait_seconds,
-            score_before=score_before,
-            score_after=score_after,
-            kept=kind in ("lesson", "swap", "transfer"),
+            score=offer.score,
+            kl=kl,
+            agreement=agreement,
             reason=reason,
             **{"from": sender},
         )

@@ -254,6 +254,14 @@ class DQN(Learner):
         _set_weights(weights, blocks)
         self.teacher = self.backend.q_network(list(blocks.values()), self.input_scale)
 
+    def agreement(self, obs: Array) -> tuple[float, float]:
+        """KL(teacher ‖ own policy) and the fraction of equal greedy actions."""
+        if self.teacher is None:
+            return super().agreement(obs)
+        own, wanted = self.q_values(obs), self.teacher.q_values(obs.reshape(len(obs), -1))
+        kl, _ = policy_kl(own, wanted, self.temperature)
+        return kl, float((own.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+
     def polyak_update(self, weights: Columns, tau: float) -> None:
         """Move the weights towards others': (1 − τ) · own + τ · theirs; the target stays."""
         _check_fits(weights, self._parts())

@@ -117,7 +117,7 @@ class Replay:
         self.own = Buffer(spaces, capacity, streams).track(recipe)
         self.lessons: list[Buffer] = []
         self.others: dict[str, Buffer] = {}  # lessons of other tasks
-        self.foreign = 1.0  # part of a batch that comes from lessons
+        self.lesson_fraction = 1.0  # part of a batch that comes from lessons
         self.sampler = Sampler(spaces, recipe)
 
     @property
@@ -131,13 +131,13 @@ class Replay:
         self.own.clear()
         self.lessons = [self._lesson(rows) for rows in lessons]
         self.others = {task: self._lesson(rows) for task, rows in others.items()}
-        self.foreign = 1.0
+        self.lesson_fraction = 1.0
 
     def join(self, rows: Columns) -> None:
         """Take in rows that another agent played meanwhile; all rows count alike."""
         self.lessons.append(self._lesson(rows))
-        foreign = sum(map(len, self.lessons))
-        self.foreign = foreign / (foreign + len(self.own))
+        others = sum(map(len, self.lessons))
+        self.lesson_fraction = others / (others + len(self.own))
 
     def _lesson(self, rows: Columns) -> Buffer:
         return Buffer.of_lesson(self.spaces, rows).track(self.recipe)
@@ -174,7 +174,7 @@ class Replay:
         batch = self.recipe.batch
         if not self.lessons:
             return [(self.own, batch)]
-        own = round(batch * (1 - self.foreign)) if len(self.own) else 0
+        own = round(batch * (1 - self.lesson_fraction)) if len(self.own) else 0
         rows = np.array([len(lesson) for lesson in self.lessons], dtype=np.float64)
         numbers = [batch - own]
         if len(self.lessons) > 1:

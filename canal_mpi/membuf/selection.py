@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
+from statistics import median
 
 import numpy as np
 
 from canal_mpi.errors import lookup
-from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import LAST, Array, Columns, Offer
 
 
@@ -29,9 +29,8 @@ def none(need: Need, offers: Sequence[Offer]) -> list[Offer]:
 
 
 def exact(need: Need, offers: Sequence[Offer]) -> list[Offer]:
-    """The best-scoring lessons of the very same task; ties go to the lowest agent."""
-    same = [offer for offer in offers if offer.task == need.task]
-    return sorted(same, key=best_first)[: need.donors]
+    """The lessons of the very same task, best first."""
+    return best_first([offer for offer in offers if offer.task == need.task])[: need.donors]
 
 
 def previous(need: Need, offers: Sequence[Offer]) -> list[Offer]:
@@ -48,32 +47,26 @@ def similar(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     """The lessons whose embeddings are nearest to the task's."""
     comparable = [offer for offer in offers if len(offer.embedding) == len(need.embedding)]
 
-    def nearest_first(offer: Offer) -> tuple[float, tuple[float, int, int]]:
-        return (distance(need.measure, need.embedding, offer.embedding), best_first(offer))
+    def how_far(offer: Offer) -> float:
+        return distance(need.measure, need.embedding, offer.embedding)
 
-    return sorted(comparable, key=nearest_first)[: need.nearest]
-
-
-def best_first(offer: Offer) -> tuple[float, int, int]:
-    """Sorts offers by score; ties go to the lowest agent, those without a score come last."""
-    score = float("-inf") if isnan(offer.score) else offer.score
-    return (-score, offer.donor, offer.round)
+    return sorted(best_first(comparable), key=how_far)[: need.nearest]
 
 
-def better(task: str, own_score: float, offers: Sequence[Offer]) -> list[Offer]:
-    """The gate: only offers of donors that did better on theirs than the agent does on its own.
+def best_first(offers: Sequence[Offer]) -> list[Offer]:
+    """Offers by the donors' scores; an unknown score counts as the median of the known ones.
 
-    Scores of different games are compared human-normalised; where that is not possible the
-    offer passes.
+    At equal scores known ones win, then more episodes, then the lowest agent.
     """
+    known = [offer.score for offer in offers if not isnan(offer.score)]
+    middle = median(known) if known else 0.0
 
-    def passes(offer: Offer) -> bool:
-        if offer.task == task:
-            return not offer.score <= own_score
-        theirs = human_normalised(offer.task, offer.score)
-        return not theirs <= human_normalised(task, own_score)
+    def rank(offer: Offer) -> tuple[float, bool, int, int, int]:
+        unknown = isnan(offer.score)
+        score = middle if unknown else offer.score
+        return (-score, unknown, -offer.episodes, offer.donor, offer.round)
 
-    return [offer for offer in offers if passes(offer)]
+    return sorted(offers, key=rank)
 
 
 Policy = Callable[[Need, Sequence[Offer]], list[Offer]]
@@ -85,7 +78,6 @@ POLICIES: Mapping[str, Policy] = {
     "simnet": similar,
     "wasserstein": similar,
 }
-GATES = ("none", "better")
 
 
 DIRECTIONS, QUANTILES = 64, 16
@@ -213,3 +205,24 @@ def choose(
         return rows
     pieces = cut(rows["flags"], min(LENGTH, most - 1)) if most > 1 else []
     return join(rows, _within(how(pieces, worth, rng), pieces, most))
+
+
+def hold_out(
+    rows: Columns, fraction: float, most: int, rng: np.random.Generator
+) -> tuple[Columns, Columns]:
+    """Rows without some segments, and those segments: that fraction, at least one, at most `most`.
+
+    Where there is only one segment nothing is held back: it is in both.
+    """
+    pieces = cut(rows["flags"])
+    if len(pieces) < 2:
+        return rows, rows
+    number = max(min(round(fraction * len(pieces)), most // LENGTH), 1)
+    held = set(rng.permutation(len(pieces))[:number].tolist())
+    left: list[Piece] = []
+    for k, (start, end) in enumerate(pieces):
+        if k not in held and left and left[-1][1] == start:
+            left[-1] = (left[-1][0], end)  # play goes on: no target is cut short
+        elif k not in held:
+            left.append((start, end))
+    return join(rows, left), join(rows, [pieces[k] for k in sorted(held)])

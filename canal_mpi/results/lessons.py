@@ -1,5 +1,6 @@
 """Lessons as they lie on disk under `membuf/`: read to be offered again, or to be verified."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from canal_mpi.errors import CanalError, DamagedData, UsageError, logger
@@ -8,7 +9,7 @@ from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
 from canal_mpi.results.files import MOST, read_arrays
 from canal_mpi.state import strip_prefix
 
-KNOWN = (*ROWS, "donor", "round", "task", "score", "network")
+KNOWN = (*ROWS, "donor", "round", "task", "score", "std_error", "episodes", "network")
 FILES = "membuf/agent-*/*.h5"
 
 
@@ -51,7 +52,9 @@ def read_lesson(
         rows = {name: columns[name] for name in ROWS}
         spaces = spaces or Spaces(rows["state"].shape[1:], rows["state"].dtype.str, 256)
         data = pack(donor, -round_, task, rows, strip_prefix("network", columns))
+        std_error, episodes = float(columns["std_error"][0]), int(columns["episodes"][0])
         offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
+        offer = replace(offer, std_error=std_error, episodes=episodes)
     except (LookupError, ValueError, AttributeError, TypeError, ArithmeticError) as error:
         raise DamagedData(f"no lesson: {error}") from error
     return unpack(data, offer, spaces, limit), data

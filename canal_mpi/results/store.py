@@ -18,7 +18,7 @@ from canal_mpi.results.files import image, write_dataset, write_whole
 from canal_mpi.results.measures import Evaluations, natural_scale
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 TEXT = "S64"
 VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "resumes")
 
@@ -75,7 +75,9 @@ TABLES: dict[str, dict[str, Column]] = {
     },
     "tasks": {
         **PLACE,
-        "source": Column(TEXT, "env: learnt by playing; lesson: from a lesson that was kept"),
+        "source": Column(
+            TEXT, "env: learnt by playing; lesson: from a lesson, perhaps also by playing"
+        ),
         "donors": Column(TEXT, "agents whose lessons were used, separated by commas"),
         "env_steps": _steps("own training steps in the environment"),
         "probe_steps": _steps("steps spent on choosing lessons"),
@@ -111,7 +113,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "seconds": _seconds("wall time since the task began"),
     },
     "exchange": {
-        "kind": Column(TEXT, "offer, request, transfer, lesson (used), drop, refusal or swap"),
+        "kind": Column(TEXT, "offer, request, transfer, lesson (used), refusal or swap"),
         "round": ROUND,
         "donor": Column("<i4", "agent that played"),
         "from": Column("<i4", "agent that sent it"),
@@ -122,10 +124,12 @@ TABLES: dict[str, dict[str, Column]] = {
         "raw_bytes": Column("<i8", "bytes of the same rows unpacked", "B"),
         "seconds": _seconds("time from request to arrival"),
         "wait_seconds": _seconds("part of it spent waiting for the sender"),
-        "score_before": _points("student's score before it learnt"),
-        "score_after": _points("student's score after it learnt"),
-        "kept": Column("|b1", "whether the lesson was kept"),
-        "reason": Column("S200", "why it was refused or dropped"),
+        "score": _points("mean return of the donor's late training episodes (NaN: unknown)"),
+        "kl": Column(
+            "<f8", "KL(donor || student) on held-out rows after pretraining (the teacher's)"
+        ),
+        "agreement": Column("<f8", "fraction of equal greedy actions on them"),
+        "reason": Column("S200", "why it was refused"),
     },
     "relays": {
         "agent": _volatile("<i4", "agent that passed a lesson on"),

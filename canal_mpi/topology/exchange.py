@@ -433,6 +433,7 @@ def _flaw(message: Message) -> str:
 
 OFFERS_LIMIT = 1 << 24  # bytes of a message of offers; embeddings of pixels are large
 NUMBERS = {"donor": "<i4", "round": "<i4", "score": "<f8", "rows": "<i8", "bytes": "<i8"}
+NUMBERS |= {"std_error": "<f8", "episodes": "<i8"}
 COLUMNS = NUMBERS | {
     "task": "|S64",
     "width": "<i4",  # numbers of its embedding
@@ -481,8 +482,8 @@ def columns_to_offers(columns: Columns) -> list[Offer]:
     numbers = zip(*(columns[name].tolist() for name in NUMBERS), strict=True)
     vectors = np.split(embedding, np.cumsum(width, dtype=np.int64))  # one more: an empty rest
     return [
-        Offer(donor, round_, task, score, rows, size, vector)
-        for (donor, round_, score, rows, size), task, vector in zip(
+        Offer(donor, round_, task, score, rows, size, vector, *evidence)
+        for (donor, round_, score, rows, size, *evidence), task, vector in zip(
             numbers, tasks, vectors, strict=False
         )
     ]
