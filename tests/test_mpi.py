@@ -60,15 +60,9 @@ def test_every_agent_learns_every_task(mpi: str, ranks: int, out: Path) -> None:
 
 
 def test_a_run_with_the_defaults_takes_no_step_for_decisions(out: Path) -> None:
-    short = (
-        "--steps",
-        "150",
-        "--set",
-        "evaluation.max_steps=20",
-        "--tasks",
-        "Krull,Alien,Kangaroo",
-    )
-    result = mpirun(3, "train", *short, "--set", "learn.batch_size=16", "--out", str(out))
+    short = ["--steps", "150", "--order", "rotate", "--tasks", "Krull,Alien,Kangaroo"]
+    short += ["--set", "evaluation.max_steps=20", "--set", "learn.batch_size=16"]
+    result = mpirun(3, "train", *short, "--out", str(out))
     assert result.code == 0, result.err
     with h5py.File(out / "run.h5") as file:
         tasks = {name: column[()] for name, column in file["tasks"].items()}

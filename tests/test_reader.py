@@ -81,7 +81,7 @@ def test_a_run_of_another_schema_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             load(folder)
         assert str(caught.value) == (
-            f"{folder / 'run.h5'} has schema version {version}; this program reads version 5: "
+            f"{folder / 'run.h5'} has schema version {version}; this program reads version 6: "
             "run the job again, or use the canal-mpi that wrote it."
         )
         assert verify(folder / "run.h5") == [str(caught.value)]
@@ -264,6 +264,7 @@ def test_odd_lesson_files_are_left_out_by_name(
 ) -> None:
     rows, folder = played(20), tmp_path / "membuf" / "agent-0"
     about = {"donor": np.array([0]), "round": np.array([1]), "score": np.array([1.0])}
+    about |= {"std_error": np.array([0.5]), "episodes": np.array([4])}
     whole = rows | about | {"task": np.array([b"x"], dtype="S64")}
     spaces = Spaces(rows["state"].shape[1:], rows["state"].dtype.str, 255)
     unknown = {"colour": np.zeros(1 << 21, dtype="u1")}  # more than the limit, but not asked for
