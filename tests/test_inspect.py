@@ -34,6 +34,7 @@ ABOUT = {"agent": 0, "run_id": "x", "agents": 1, "first_agent": 0, "job": "seed 
 def lesson(steps: int) -> Columns:
     """The arrays of a lesson's file."""
     about = {"donor": np.array([0]), "round": np.array([1]), "score": np.array([1.0])}
+    about |= {"std_error": np.array([0.5]), "episodes": np.array([4])}
     return played(steps) | about | {"task": np.array([b"x"], dtype="S64")}
 
 
