@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import nan
 from typing import Any, NamedTuple, Protocol
 
@@ -13,7 +14,6 @@ from canal_mpi.errors import DamagedData, UsageError
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
-SWAPS, WEIGHTS, GRADIENTS = 4, 5, 6  # what neighbors on the same task exchange
 Key = tuple[int, int]  # names a lesson: its donor and the donor's round
 
 TERMINATED = 1  # the episode is over: no bootstrapping
@@ -21,6 +21,17 @@ TRUNCATED = 2  # the episode was cut short by a limit: bootstrapping continues
 LIFE = 4  # a life was lost; a setting decides whether bootstrapping stops
 LAST = 8  # a row that holds only the state after the row before it
 KNOWN_FLAGS = TERMINATED | TRUNCATED | LIFE | LAST
+
+
+class MessageKind(IntEnum):
+    """What agents send to each other."""
+
+    OFFERS = 1
+    REQUEST = 2
+    LESSON = 3
+    SWAPS = 4  # rows, among neighbours on the same task, as the last two
+    WEIGHTS = 5
+    GRADIENTS = 6
 
 
 @dataclass(frozen=True)
@@ -235,8 +246,10 @@ class Link(Protocol):
     def publish(self, offer: Offer | None, data: bytes) -> None: ...
     def offers(self) -> list[Offer]: ...
     def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]: ...
-    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]: ...
-    def leave(self, peers: Sequence[int], kind: int) -> None: ...
+    def trade(
+        self, peers: Sequence[int], data: bytes, kind: MessageKind
+    ) -> list[tuple[int, bytes]]: ...
+    def leave(self, peers: Sequence[int], kind: MessageKind) -> None: ...
     def poll(self) -> None: ...
     def settle(self) -> None: ...
     def state_dict(self) -> Columns: ...

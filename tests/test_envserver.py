@@ -138,7 +138,7 @@ def killed(mpi: str, victim: str, out: Path) -> tuple[str, float, list[int]]:
 
 def children(pid: int) -> list[int]:
     """The workers of a server."""
-    found = processes_with("canal_mpi.envs.worker")
+    found = processes_with("canal_mpi.envs.server")
     stats = {other: Path(f"/proc/{other}/stat").read_text() for other in found}
     return [k for k, stat in stats.items() if int(stat.rpartition(")")[2].split()[1]) == pid]
 

@@ -9,13 +9,10 @@ import pytest
 from thread_links import ThreadLink, known
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import SWAPS, Array, Columns, Key, Link, Offer, TransferEvent
+from canal_mpi.interfaces import Array, Columns, Key, Link, MessageKind, Offer, TransferEvent
 from canal_mpi.membuf.wire import encode
 from canal_mpi.topology.exchange import (
-    LESSON,
-    OFFERS,
     OFFERS_LIMIT,
-    REQUEST,
     Exchange,
     ExchangeConfig,
     Message,
@@ -61,7 +58,7 @@ def test_a_solo_link_shares_with_nobody() -> None:
     assert (link.agent, list(link.out_neighbors), link.offers()) == (3, [], [])
     (result,) = link.fetch([offer(0, 1)])
     assert result.refusal == "nobody offered it"
-    assert link.trade([], b"rows", SWAPS) == []
+    assert link.trade([], b"rows", MessageKind.SWAPS) == []
     assert alone().agent == 0
 
 
@@ -161,7 +158,7 @@ def test_traded_messages_reach_each_peer_in_the_order_of_the_peers() -> None:
 
     def trade(link: Link) -> list[tuple[int, bytes]]:
         peers = [k for k in (2, 1, 0) if k != link.agent]
-        return link.trade(peers, b"from %d" % link.agent, SWAPS)
+        return link.trade(peers, b"from %d" % link.agent, MessageKind.SWAPS)
 
     for agent, found in enumerate(run_on_all(links, trade)):
         assert found == [(k, b"from %d" % k) for k in (2, 1, 0) if k != agent]
@@ -185,11 +182,11 @@ def test_with_the_free_clock_a_trade_takes_what_came_in_the_same_round() -> None
     left, right = ThreadLink.mesh(2, edges("full", 2), ExchangeConfig(free=True))
     for link, round_ in ((left, 1), (right, 2)):
         link.begin(round_)
-    assert left.trade([1], b"old", SWAPS) == []
+    assert left.trade([1], b"old", MessageKind.SWAPS) == []
     left.begin(2)
-    left.trade([1], b"new", SWAPS)
-    left.trade([1], b"newer", SWAPS)
-    assert right.trade([0], b"mine", SWAPS) == [(0, b"new"), (0, b"newer")]
+    left.trade([1], b"new", MessageKind.SWAPS)
+    left.trade([1], b"newer", MessageKind.SWAPS)
+    assert right.trade([0], b"mine", MessageKind.SWAPS) == [(0, b"new"), (0, b"newer")]
 
 
 # ── bad neighbours ─────────────────────────────────────────────────────────────────────────────
@@ -226,7 +223,7 @@ def exchange(
 
 
 def news(*offers: Offer) -> Message:
-    return Message(1, OFFERS, (0, 0), 1, pack_offers(offers))
+    return Message(1, MessageKind.OFFERS, (0, 0), 1, pack_offers(offers))
 
 
 def test_an_agent_that_offers_and_never_delivers_is_given_up() -> None:
@@ -236,7 +233,7 @@ def test_an_agent_that_offers_and_never_delivers_is_given_up() -> None:
     (result,) = made.fetch(made.offers())
     assert "agent 1 offered it and did not deliver" in result.refusal
     assert monotonic() - start < 10
-    late = Message(1, LESSON, (1, 1), 2, lesson(1, 1))
+    late = Message(1, MessageKind.LESSON, (1, 1), 2, lesson(1, 1))
     transport.inbox.append(late)  # too late: nobody asks for it any more
     made.poll()
     assert "transfer" not in [m.kind for m in moved]
@@ -251,7 +248,7 @@ def test_a_lesson_that_is_not_whole_is_refused() -> None:
         lesson(1, 1)[:-1]: "announces",
         bytes(flipped): "checksum",
     }.items():
-        sent = Message(1, LESSON, (1, 1), 2, data)
+        sent = Message(1, MessageKind.LESSON, (1, 1), 2, data)
         made, transport, _ = exchange(lambda x, sent=sent: [sent])  # type: ignore[misc]
         transport.inbox.append(news(offer(1, 1)))
         (result,) = made.fetch(made.offers())
@@ -264,8 +261,13 @@ def test_a_bad_offer_is_refused_by_name_and_the_next_one_counts() -> None:
         (news(Offer(1, 1, "Tetris", 0.0, 9, 9)), "Tetris"),
         (news(Offer(7, 1, "task-1", 0.0, 9, 9)), "agent 7"),
         (news(Offer(1, 1, "task-1", 0.0, 1, 9)), "empty"),
-        (Message(1, OFFERS, (0, 0), 1, b"nonsense"), "shorter"),
-        (Message(1, OFFERS, (0, 0), 1, b"", "message of 9 bytes is over the limit of 8"), "limit"),
+        (Message(1, MessageKind.OFFERS, (0, 0), 1, b"nonsense"), "shorter"),
+        (
+            Message(
+                1, MessageKind.OFFERS, (0, 0), 1, b"", "message of 9 bytes is over the limit of 8"
+            ),
+            "limit",
+        ),
     ]
     for bad, words in bad_offers:
         made, transport, moved = exchange()
@@ -278,19 +280,19 @@ def test_a_bad_offer_is_refused_by_name_and_the_next_one_counts() -> None:
 
 def test_a_lesson_that_nobody_asked_for_is_thrown_away() -> None:
     made, transport, _ = exchange()
-    transport.inbox += [news(offer(1, 1)), Message(1, LESSON, (1, 1), 1, lesson(1, 1))]
+    transport.inbox += [news(offer(1, 1)), Message(1, MessageKind.LESSON, (1, 1), 1, lesson(1, 1))]
     made.poll()
-    transport.inbox.append(Message(1, REQUEST, (1, 1), 1))
+    transport.inbox.append(Message(1, MessageKind.REQUEST, (1, 1), 1))
     made.poll()
     to, answer = transport.sent[-1]
-    assert (to, answer.kind, answer.data) == (1, LESSON, b"")
+    assert (to, answer.kind, answer.data) == (1, MessageKind.LESSON, b"")
 
 
 def test_a_request_for_a_lesson_that_is_not_there_is_answered() -> None:
     made, transport, _ = exchange()
-    transport.inbox.append(Message(1, REQUEST, (9, 9), 1))
+    transport.inbox.append(Message(1, MessageKind.REQUEST, (9, 9), 1))
     made.poll()
-    assert transport.sent == [(1, Message(0, LESSON, (9, 9), 1))]
+    assert transport.sent == [(1, Message(0, MessageKind.LESSON, (9, 9), 2))]
 
 
 def test_who_waits_for_a_relayed_lesson_hears_that_it_will_not_come() -> None:
@@ -298,25 +300,25 @@ def test_who_waits_for_a_relayed_lesson_hears_that_it_will_not_come() -> None:
     config = ExchangeConfig(free=True)
     made = Exchange(1, {(0, 1), (1, 2)}, transport, config, moved.append)
     transport.inbox += [
-        Message(0, OFFERS, (0, 0), 1, pack_offers([offer(0, 1)])),
-        Message(2, REQUEST, (0, 1), 2),
-        Message(0, LESSON, (0, 1), 2, b"broken"),
+        Message(0, MessageKind.OFFERS, (0, 0), 1, pack_offers([offer(0, 1)])),
+        Message(2, MessageKind.REQUEST, (0, 1), 2),
+        Message(0, MessageKind.LESSON, (0, 1), 2, b"broken"),
     ]
     made.poll()
-    assert transport.sent[-1] == (2, Message(1, LESSON, (0, 1), 2))
+    assert transport.sent[-1] == (2, Message(1, MessageKind.LESSON, (0, 1), 0))
     (refusal,) = [m for m in moved if m.kind == "relay"]
     assert "shorter" in refusal.reason
     assert (refusal.offer.donor, refusal.sender, refusal.receiver) == (0, 0, 1)
 
 
 def test_the_cache_is_bounded_and_drops_others_lessons_first() -> None:
-    transport = Scripted(lambda x: [Message(1, LESSON, x.key, 1, lesson(*x.key))])
+    transport = Scripted(lambda x: [Message(1, MessageKind.LESSON, x.key, 1, lesson(*x.key))])
     size = len(lesson(0, 1))
     made = Exchange(0, {(1, 0), (0, 1)}, transport, ExchangeConfig(free=True, cache_bytes=2 * size))
     publish(made, 1)
     transport.inbox += [news(offer(1, 1)), news(offer(1, 2))]
     transport.answers = lambda x: (
-        [Message(1, LESSON, x.key, 1, lesson(*x.key))] * (x.kind == REQUEST)
+        [Message(1, MessageKind.LESSON, x.key, 1, lesson(*x.key))] * (x.kind == MessageKind.REQUEST)
     )
     for wanted in made.offers():
         made.fetch([wanted])

@@ -33,7 +33,7 @@ from thread_links import ThreadLink
 from canal_mpi.agent import loop
 from canal_mpi.agent.loop import Agent
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import GRADIENTS, LAST, LIFE, WEIGHTS, Array, Batch, Columns, Offer
+from canal_mpi.interfaces import LAST, LIFE, Array, Batch, Columns, MessageKind, Offer
 from canal_mpi.learn.dqn import DQN, policy_kl
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
@@ -897,7 +897,8 @@ class _Peer(Donors):
 
 
 @pytest.mark.parametrize(
-    ("mode", "kinds"), [("none", set()), ("weights", {WEIGHTS}), ("gradients", {GRADIENTS})]
+    ("mode", "kinds"),
+    [("none", set()), ("weights", {MessageKind.WEIGHTS}), ("gradients", {MessageKind.GRADIENTS})],
 )
 def test_the_mode_of_the_sync_decides_what_is_traded(mode: str, kinds: set[int]) -> None:
     link = _Peer()

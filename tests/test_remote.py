@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from canal_mpi.config import resolve
-from canal_mpi.envs import common_spaces, env_maker, local_env_maker, wire
+from canal_mpi.envs import common_spaces, env_maker, local_env_maker
 from canal_mpi.envs.client import PolledChannel, RemoteMaker
-from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
-from canal_mpi.envs.worker import WorkerEnvs
+from canal_mpi.envs.server import EnvServer, ServerChannel, Worker, WorkerEnvs
+from canal_mpi.envs.wire import HEAD, Message
 from canal_mpi.errors import DamagedData, ProtocolError, RankFailed
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Env
 from canal_mpi.settings import Job
@@ -40,8 +40,6 @@ class Direct:
 
     def answer(self, what: str) -> bytes:
         return self.held
-
-    def close(self) -> None: ...
 
 
 def both(job: Job, channels: int) -> tuple[Env, Env]:
@@ -127,9 +125,9 @@ def test_an_unknown_task_or_environment_is_refused() -> None:
 
 
 def test_what_is_no_message_is_refused() -> None:
-    for data in [b"", b"CENV", b"x" * 16, wire.HEAD.pack(b"CENV", 99, 0, 0, 0)]:
+    for data in [b"", b"CENV", b"x" * 16, HEAD.pack(b"CENV", 99, False, 0)]:
         with pytest.raises(ProtocolError):
-            wire.read_head(data)
+            Message.unpack(data)
 
 
 def test_a_step_that_breaks_its_promise_is_refused() -> None:
@@ -221,7 +219,7 @@ def test_an_agent_that_breaks_the_rules_is_told_and_left_alone(tmp_path: Path) -
     server = ThreadServer([job_of(1), job_of(1)], tmp_path)
     server.queues[0][0].put(b"nonsense")
     answer = server.queues[0][1].get(timeout=20)
-    assert wire.read_head(answer).failed
+    assert Message.unpack(answer).failed
     fine = server.makers[1](TASK, "train", 1)
     fine.reset()
     fine.send(np.array([1]))

@@ -11,7 +11,7 @@ from small import RIGHT, WALK, Donors, random_batch, small_job
 from thread_links import ThreadLink
 
 from canal_mpi.agent.sync import Group, Sync
-from canal_mpi.interfaces import GRADIENTS, SWAPS, WEIGHTS, Array, Columns, Link
+from canal_mpi.interfaces import Array, Columns, Link, MessageKind
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.fast_mlp import array_of
 from canal_mpi.membuf.wire import encode
@@ -75,7 +75,7 @@ def same_bits(one: Columns, other: Columns) -> bool:
 
 def test_who_says_goodbye_is_left_out_from_then_on() -> None:
     links = ThreadLink.mesh(3, full(3))
-    groups = [Group(links[k], SWAPS, [p for p in range(3) if p != k]) for k in range(3)]
+    groups = [Group(links[k], MessageKind.SWAPS, [p for p in range(3) if p != k]) for k in range(3)]
     says = [[b"a"], [b"b", b"bb", b"bbb"], [b"c", b"cc", b"ccc"]]
     heard: list[list[list[tuple[int, bytes]]]] = [[], [], []]
 
@@ -95,9 +95,9 @@ def test_who_says_goodbye_is_left_out_from_then_on() -> None:
 
 def test_groups_of_different_kinds_do_not_mix() -> None:
     left, right = ThreadLink.mesh(2, full(2))
-    kinds = (SWAPS, WEIGHTS, GRADIENTS)
+    kinds = (MessageKind.SWAPS, MessageKind.WEIGHTS, MessageKind.GRADIENTS)
 
-    def live(link: Link, order: Sequence[int]) -> dict[int, bytes]:
+    def live(link: Link, order: Sequence[MessageKind]) -> dict[int, bytes]:
         return {k: Group(link, k, [1 - link.agent]).trade(b"%d" % k)[0][1] for k in order}
 
     with ThreadPoolExecutor(2) as pool:

@@ -11,13 +11,13 @@ from canal_mpi.agent.sync import Group, Sync
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import (
     LAST,
-    SWAPS,
     Array,
     Columns,
     Embed,
     FetchResult,
     Learner,
     Link,
+    MessageKind,
     Offer,
 )
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
@@ -56,7 +56,7 @@ class Sharing:
         self.compares = job.share.policy in EMBEDDED
         self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
         self.sync = Sync(job.sync, number, link)
-        self._swaps, self._sent = Group(link, SWAPS, []), 0
+        self._swaps, self._sent = Group(link, MessageKind.SWAPS, []), 0
         self.swaps = False  # whether neighbours learn this task too and swap rows or weights
 
     def begin(self, task: str, round_: int) -> None:
@@ -64,7 +64,9 @@ class Sharing:
         self.task, self.round, self._sent = task, round_, 0
         self.link.begin(round_)
         peers = self._peers(round_, task)
-        self._swaps = Group(self.link, SWAPS, peers if self.job.row_exchange.save_interval else [])
+        self._swaps = Group(
+            self.link, MessageKind.SWAPS, peers if self.job.row_exchange.save_interval else []
+        )
         self.sync.begin(peers)
         self.swaps = bool(self._swaps.peers or self.sync.group.peers)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from canal_mpi.errors import DamagedData, logger
-from canal_mpi.interfaces import GRADIENTS, WEIGHTS, Array, Columns, Learner, Link
+from canal_mpi.interfaces import Array, Columns, Learner, Link, MessageKind
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.settings import SyncConfig
 
@@ -15,7 +15,7 @@ LIMIT = 1 << 32
 class Group:
     """Neighbours on the same task that trade messages; whoever is done leaves."""
 
-    def __init__(self, link: Link, kind: int, peers: Sequence[int]) -> None:
+    def __init__(self, link: Link, kind: MessageKind, peers: Sequence[int]) -> None:
         self.link, self.kind, self.peers = link, kind, list(peers)
         self.waited = 0.0  # seconds spent waiting for the others
 
@@ -38,12 +38,12 @@ class Sync:
 
     def __init__(self, config: SyncConfig, number: int, link: Link) -> None:
         self.config, self.number, self.link = config, number, link
-        self.group = Group(link, WEIGHTS, [])
+        self.group = Group(link, MessageKind.WEIGHTS, [])
         self.average_grad: Callable[[Array], Array] | None = None  # while gradients are shared
 
     def begin(self, peers: Sequence[int]) -> None:
         """A new task, with these agents on it too."""
-        kind = GRADIENTS if self.config.mode == "gradients" else WEIGHTS
+        kind = MessageKind.GRADIENTS if self.config.mode == "gradients" else MessageKind.WEIGHTS
         self.group = Group(self.link, kind, peers if self.config.mode != "none" else [])
 
     def start(self, learner: Learner) -> None:

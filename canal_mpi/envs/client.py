@@ -8,7 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from canal_mpi.envs import empty_step, envs_for, wire
+from canal_mpi.envs import empty_step, envs_for
+from canal_mpi.envs.wire import LIMIT, ORDER, Layout, Message, Port, Request, StepReader
 from canal_mpi.errors import DamagedData, ProtocolError
 from canal_mpi.interfaces import Array, Columns, Env, Spaces, Step
 from canal_mpi.membuf.wire import decode, encode
@@ -27,13 +28,13 @@ class Channel(Protocol):
     name: str  # the server, for messages
 
     def ask(self, request: bytes) -> None: ...
-    def answer(self, what: str) -> wire.Bytes: ...
+    def answer(self, what: str) -> bytes: ...
 
 
 class PolledChannel:
     """A channel whose waits sleep, have a deadline and name the server."""
 
-    def __init__(self, port: wire.Port, name: str, idle: Idle, timeout: float) -> None:
+    def __init__(self, port: Port, name: str, idle: Idle, timeout: float) -> None:
         self.port, self.name, self._idle, self._timeout = port, name, idle, timeout
         self._usual = 0.0  # seconds that a quick answer takes
 
@@ -41,7 +42,7 @@ class PolledChannel:
         """Send a request."""
         self.port.post(request)
 
-    def answer(self, what: str) -> wire.Bytes:
+    def answer(self, what: str) -> bytes:
         """Wait for the answer: asleep, but for a moment around the time when it usually comes."""
         start, found, waited = monotonic(), self.port.poll(), 0.0
         while found is None:
@@ -84,60 +85,58 @@ class RemoteEnvs:
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._step = empty_step(self.count, spaces)
         self._readers = [
-            wire.StepReader(
-                wire.Layout(spaces, p.stop - p.start), Step(*(a[p] for a in self._step))
-            )
+            StepReader(Layout(spaces, p.stop - p.start), Step(*(a[p] for a in self._step)))
             for p in self._parts
         ]
         self._actions = np.zeros(self.count, dtype="<i4")
         names = (task.encode(), purpose.encode(), agent)
-        orders = [wire.ORDER.pack(*names, p.start, p.stop - p.start) for p in self._parts]
-        self._call(wire.MAKE, orders)
+        orders = [ORDER.pack(*names, p.start, p.stop - p.start) for p in self._parts]
+        self._call(Request.MAKE, orders)
 
-    def _ask(self, kind: int, bodies: Sequence[bytes] = ()) -> None:
+    def _ask(self, request: Request, bodies: Sequence[bytes] = ()) -> None:
         for k, channel in enumerate(self.channels):
-            channel.ask(wire.message(kind, self._number, bodies[k] if bodies else b""))
+            channel.ask(Message(request, self._number, bodies[k] if bodies else b"").pack())
 
-    def _answers(self, kind: int) -> list[memoryview]:
+    def _answers(self, request: Request) -> list[memoryview]:
         """One body per channel; every channel is heard before the first error is raised."""
-        what = f"{wire.NAMES[kind]} of {self.task}"
+        what = f"{request.name.lower()} of {self.task}"
         answers = [(channel, channel.answer(what)) for channel in self.channels]
         bodies = []
         for channel, data in answers:
-            head, body = wire.read_head(data), memoryview(data)[wire.HEAD.size :]
-            if head.kind != kind or head.env != self._number:
+            answer = Message.unpack(data)
+            if (answer.request, answer.env) != (request, self._number):
                 raise ProtocolError(f"{channel.name} answered something else than {what}")
-            if head.failed:
-                raise wire.unpack_failure(body, channel.name)
-            bodies.append(body)
+            if answer.failed:
+                raise answer.error(channel.name)
+            bodies.append(memoryview(answer.body))
         return bodies
 
-    def _call(self, kind: int, bodies: Sequence[bytes] = ()) -> list[memoryview]:
-        self._ask(kind, bodies)
-        return self._answers(kind)
+    def _call(self, request: Request, bodies: Sequence[bytes] = ()) -> list[memoryview]:
+        self._ask(request, bodies)
+        return self._answers(request)
 
     def reset(self) -> Array:
         """Start an episode in every game."""
-        for reader, body in zip(self._readers, self._call(wire.RESET), strict=True):
+        for reader, body in zip(self._readers, self._call(Request.RESET), strict=True):
             reader.read_start(body)
         return self._step.start
 
     def send(self, actions: Array) -> None:
         """Hand over one action per game; the server plays while the agent does something else."""
         self._actions[:] = actions
-        self._ask(wire.STEP, [self._actions[part].tobytes() for part in self._parts])
+        self._ask(Request.STEP, [self._actions[part].tobytes() for part in self._parts])
 
     def recv(self) -> Step:
         """What the actions led to; games that ended start again."""
-        for reader, body in zip(self._readers, self._answers(wire.STEP), strict=True):
+        for reader, body in zip(self._readers, self._answers(Request.STEP), strict=True):
             reader.read(body)
         return self._step
 
     def state_dict(self) -> Columns:
         """The state of every game, under the names that local environments give it."""
         held: Columns = {}
-        for part, body in zip(self._parts, self._call(wire.STATE), strict=True):
-            held |= renumbered(decode(body, wire.STATE_LIMIT), part.start)
+        for part, body in zip(self._parts, self._call(Request.STATE), strict=True):
+            held |= renumbered(decode(body, LIMIT), part.start)
         return held
 
     def load_state_dict(self, state: Columns) -> None:
@@ -146,11 +145,11 @@ class RemoteEnvs:
         for part in self._parts:
             mine = {n: c for n, c in state.items() if part.start <= _game(n) < part.stop}
             parts.append(encode(renumbered(mine, -part.start)))
-        self._call(wire.RESTORE, parts)
+        self._call(Request.RESTORE, parts)
 
     def close(self) -> None:
         """Close every game."""
-        self._call(wire.CLOSE)
+        self._call(Request.CLOSE)
 
 
 def _game(name: str) -> int:
@@ -181,6 +180,6 @@ class RemoteMaker:
     def close(self) -> None:
         """Say goodbye: whatever is still open there may be closed."""
         for channel in self.channels:
-            channel.ask(wire.message(wire.BYE, 0))
+            channel.ask(Message(Request.GOODBYE, 0).pack())
         for channel in self.channels:
             channel.answer("goodbye")

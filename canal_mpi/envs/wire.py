@@ -5,6 +5,7 @@ its answer.
 """
 
 import struct
+from enum import IntEnum
 from math import isfinite, prod
 from typing import NamedTuple, Protocol
 
@@ -13,16 +14,23 @@ import numpy as np
 from canal_mpi.errors import CanalError, DamagedData, ProtocolError, RankFailed, UsageError
 from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Spaces, Step
 
-MAKE, RESET, STEP, STATE, RESTORE, CLOSE, BYE = range(1, 8)
-NAMES = ("", "make", "reset", "step", "state", "restore", "close", "goodbye")
-DONE, FAILED = 0, 1
-
-HEAD = struct.Struct("<4sBBHQ")  # magic, kind, DONE or FAILED, environment, bytes behind the head
+HEAD = struct.Struct("<4sB?H")  # magic, request, whether it failed, environment
 MAGIC = b"CENV"
 ORDER = struct.Struct("<64s64siii")  # task, purpose, agent, first game, number of games
 WORDS = 2000  # bytes of an error's text
-STATE_LIMIT = 1 << 28  # bytes of a saved environment
-Bytes = bytes | bytearray | memoryview
+LIMIT = 1 << 28  # bytes of a message; only saved environments come near it
+
+
+class Request(IntEnum):
+    """What an agent asks for; an answer repeats it."""
+
+    MAKE = 1
+    RESET = 2
+    STEP = 3
+    STATE = 4
+    RESTORE = 5
+    CLOSE = 6
+    GOODBYE = 7
 
 
 class Port(Protocol):
@@ -34,51 +42,48 @@ class Port(Protocol):
     peer: int
 
     def post(self, data: bytes) -> None: ...
-    def poll(self) -> Bytes | None: ...
+    def poll(self) -> bytes | None: ...
 
 
-class Head(NamedTuple):
-    """The checked beginning of a message."""
+class Message(NamedTuple):
+    """A request or its answer."""
 
-    kind: int
-    failed: int
+    request: Request
     env: int
-    size: int
+    body: bytes | memoryview = b""
+    failed: bool = False
 
+    def pack(self) -> bytes:
+        """As it goes over a channel."""
+        return HEAD.pack(MAGIC, self.request, self.failed, self.env) + self.body
 
-def message(kind: int, env: int, body: Bytes = b"", failed: int = DONE) -> bytes:
-    """A whole message."""
-    return HEAD.pack(MAGIC, kind, failed, env, len(body)) + body
+    @classmethod
+    def unpack(cls, data: bytes) -> "Message":
+        """From a channel; ProtocolError where it is none."""
+        try:
+            magic, request, failed, env = HEAD.unpack_from(data)
+            if magic != MAGIC:
+                raise ValueError(f"it begins with {magic!r}")
+            return cls(Request(request), env, memoryview(data)[HEAD.size :], failed)
+        except (struct.error, ValueError) as error:
+            raise ProtocolError(f"no message for environments: {error}") from error
 
+    def failure(self, error: Exception) -> bytes:
+        """The answer to this request that tells of an error: its exit code and its words."""
+        code = error.code if isinstance(error, CanalError) else RankFailed.code
+        words = f"{type(error).__name__}: {error}; the traceback is in the env server's log"
+        words = str(error) if isinstance(error, CanalError) else words
+        text = words.encode()[:WORDS].decode(errors="ignore").encode()
+        return self._replace(body=struct.pack("<H", code) + text, failed=True).pack()
 
-def read_head(data: Bytes) -> Head:
-    """The head of a message; ProtocolError where it is none."""
-    if len(data) < HEAD.size:
-        raise ProtocolError(f"a message of {len(data)} bytes is shorter than its head")
-    magic, kind, failed, env, size = HEAD.unpack_from(data)
-    if magic != MAGIC or not MAKE <= kind <= BYE or failed > FAILED or size > STATE_LIMIT:
-        raise ProtocolError(f"no message for environments: {bytes(data[: HEAD.size])!r}")
-    if size != len(data) - HEAD.size:
-        raise ProtocolError(f"a message announces {size} bytes and has {len(data) - HEAD.size}")
-    return Head(kind, failed, env, size)
-
-
-def pack_failure(kind: int, env: int, error: Exception) -> bytes:
-    """An error as an answer: its exit code and its words."""
-    code = error.code if isinstance(error, CanalError) else RankFailed.code
-    words = f"{type(error).__name__}: {error}; the traceback is in the env server's log"
-    words = str(error) if isinstance(error, CanalError) else words
-    text = words.encode()[:WORDS].decode(errors="ignore").encode()
-    return message(kind, env, struct.pack("<H", code) + text, FAILED)
-
-
-def unpack_failure(body: Bytes, where: str) -> CanalError:
-    """The error that an answer tells of."""
-    if not 2 <= len(body) <= 2 + WORDS:
-        return ProtocolError(f"{where} sent an error of {len(body)} bytes")
-    (code,) = struct.unpack_from("<H", body)
-    kinds = {kind.code: kind for kind in (UsageError, DamagedData, ProtocolError)}
-    return kinds.get(code, RankFailed)(f"{where}: {bytes(body[2:]).decode(errors='replace')}")
+    def error(self, where: str) -> CanalError:
+        """The error that this answer tells of."""
+        if not 2 <= len(self.body) <= 2 + WORDS:
+            return ProtocolError(f"{where} sent an error of {len(self.body)} bytes")
+        (code,) = struct.unpack_from("<H", self.body)
+        kinds = {kind.code: kind for kind in (UsageError, DamagedData, ProtocolError)}
+        words = bytes(self.body[2:]).decode(errors="replace")
+        return kinds.get(code, RankFailed)(f"{where}: {words}")
 
 
 class Layout:

@@ -12,9 +12,10 @@ from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.loop import Agent
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.config import on_host
-from canal_mpi.envs import common_spaces, env_maker, wire
+from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.envs.client import PolledChannel, RemoteMaker
 from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
+from canal_mpi.envs.wire import LIMIT
 from canal_mpi.errors import lookup
 from canal_mpi.interfaces import (
     Array,
@@ -168,7 +169,7 @@ def make_ports(world: World, agent: int, games: int) -> "list[MpiPort]":
     """
     from canal_mpi.topology.transport import MpiPort
 
-    assert world.comm is not None
+    assert world.polled is not None
     server = env_server_of(world, agent)
     served = [one for one in world.living_agents if env_server_of(world, one) == server]
     cores = int(world.host_info[server]["cores"])
@@ -176,7 +177,7 @@ def make_ports(world: World, agent: int, games: int) -> "list[MpiPort]":
     if world.is_env_server:
         tags, peer = (Tag.ENV_REQUEST, Tag.ENV_ANSWER), agent
     return [
-        MpiPort(world.comm, peer, tags[0] + k, tags[1] + k, wire.HEAD.size + wire.STATE_LIMIT)
+        MpiPort(world.polled, peer, tags[0] + k, tags[1] + k, LIMIT)
         for k in range(max(1, min(games, cores // len(served), 64)))
     ]
 

@@ -80,17 +80,15 @@ class Collector(Rows):
             return
         if self.world.heartbeat.stopping:
             return  # nothing may come between this rank and its checkpoint
-        self._busy = True  # waiting for a message beats, and every beat calls this
-        while (rank := polled.waiting(Tag.ROWS)) >= 0:
-            message = bytes(polled.collect(rank, Tag.ROWS, ROWS_LIMIT, "the gathering"))
-            if len(message) < NUMBER.size:
-                raise DamagedData(f"agent {rank} posted {len(message)} bytes as its rows")
-            round_, rows = NUMBER.unpack_from(message)[0], message[NUMBER.size :]
+        for message in polled.poll(Tag.ROWS, ROWS_LIMIT):
+            rank, data = message.source, bytes(message.data)
+            if message.error or len(data) < NUMBER.size:
+                raise DamagedData(f"agent {rank} posted {len(data)} bytes as its rows")
+            round_, rows = NUMBER.unpack_from(data)[0], data[NUMBER.size :]
             self._keep(rank, round_, rows)
             if store is not None:
                 store.append(decode(rows, ROWS_LIMIT), rank)
                 found = True
-        self._busy = False
         if found and store is not None:
             store.write("running")
 

@@ -133,7 +133,7 @@ TABLES: dict[str, dict[str, Column]] = {
     },
     "relays": {
         "agent": _volatile("<i4", "agent that passed a lesson on"),
-        "round": _volatile("<i4", "round of the agent that asked for it"),
+        "round": _volatile("<i4", "round that it was in"),
         "donor": _volatile("<i4", "agent that played"),
         "from": _volatile("<i4", "agent that sent it"),
         "task": _volatile(TEXT, "task"),

@@ -12,18 +12,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData, logger
 from canal_mpi.interfaces import (
-    GRADIENTS,
-    SWAPS,
-    WEIGHTS,
     Columns,
     FetchResult,
     Key,
+    MessageKind,
     Offer,
     OnTransfer,
     TransferEvent,
@@ -32,16 +30,14 @@ from canal_mpi.membuf.wire import check, decode, encode
 from canal_mpi.state import strip_prefix, with_prefix
 from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors
 
-OFFERS, REQUEST, LESSON = 1, 2, 3  # kinds of messages, beside what is traded
-KINDS = (OFFERS, REQUEST, LESSON, SWAPS, WEIGHTS, GRADIENTS)
-BROKEN = b"broken"  # stands for a traded message that did not arrive whole
+BROKEN = b"broken"  # stands for a traded message that did not arrive whole: none is a goodbye
 
 
 class Message(NamedTuple):
     """What one agent sends to another."""
 
     sender: int
-    kind: int
+    kind: MessageKind
     key: Key  # the lesson it is about
     round: int  # of the sender
     data: bytes = b""
@@ -112,23 +108,21 @@ class Exchange:
         self._agents = {agent for edge in edges for agent in edge}
         self._cache: dict[Key, bytes] = {}  # lessons held, the oldest first
         self._known_offers: dict[Key, KnownOffer] = {}
-        self._own: list[Offer] = []  # of this agent
         self._unsent: list[Offer] = []  # own and others' offers to tell the neighbours of
-        self._early: dict[tuple[int, int], Message] = {}  # offers by sender and round
-        self._requests: dict[Key, tuple[int, float]] = {}  # round and time of asking
-        self._pending: dict[Key, list[tuple[int, int]]] = {}  # who waits for a relayed lesson
+        self._inbox: dict[tuple[MessageKind, int], deque[Message]] = {}  # by kind and sender
+        self._requests: dict[Key, float] = {}  # the time of asking
+        self._pending: dict[Key, list[int]] = {}  # who waits for a relayed lesson
         self._failed: dict[Key, str] = {}
         self._fetched: set[Key] = set()  # lessons that this agent itself asked for
         self._wanted: set[Key] = set()  # lessons that are being fetched: they stay until then
-        self._traded: dict[tuple[int, int], deque[Message]] = {}
 
     # ── the agent's side ───────────────────────────────────────────────────────────────────────
 
     def begin(self, round_: int) -> None:
-        """A new round of this agent; what was traded in rounds before is void."""
+        """A new round of this agent; what is left of rounds before is void."""
         self.round = round_
-        for line, messages in self._traded.items():
-            self._traded[line] = deque(m for m in messages if m.round >= round_)
+        for line, messages in self._inbox.items():
+            self._inbox[line] = deque(m for m in messages if m.round >= round_)
 
     def stock(self, offers: Sequence[Offer], lessons: dict[Key, bytes], holder: int) -> None:
         """Lessons from before this run: every agent knows of them, `holder` has them."""
@@ -140,23 +134,23 @@ class Exchange:
         """Offer this round's lesson and pass on others'; in rounds, hear the neighbours' too."""
         if offer is not None:
             self._keep(offer.key, data)
-            self._own.append(offer)
+            self._known_offers[offer.key] = KnownOffer(offer, self.agent)
             self._unsent.append(offer)
         self._send_offers()
-        if self.config.free:
-            return
-        start = monotonic()
-        for agent in self.in_neighbors:
-            arrived = partial(self._early.get, (agent, self.round))
-            self._wait_until(arrived, agent, "the exchange of offers")
-        self.waited += monotonic() - start
-        for agent in self.in_neighbors:
-            self._take_offers(self._early.pop((agent, self.round)))
+        if not self.config.free:
+            kind, phase = MessageKind.OFFERS, "the exchange of offers"
+            for message in self._await_each(kind, self.in_neighbors, phase):
+                self._take_offers(message)
 
     def offers(self) -> list[Offer]:
         """Everything heard so far, in an order that does not depend on arrival."""
         self.poll()
-        return [self._known_offers[key].offer for key in sorted(self._known_offers)]
+        known = sorted(self._known_offers.items())
+        return [offer for key, (offer, _) in known if not self._is_own(key)]
+
+    def _is_own(self, key: Key) -> bool:
+        """Whether this agent played a lesson, in this run."""
+        return key[0] == self.agent and key[1] > 0
 
     def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]:
         """The wanted lessons, or why they did not come; waits for the bytes alone."""
@@ -166,11 +160,10 @@ class Exchange:
         missing = [offer.key for offer in known if offer.key not in self._cache]
         for offer in known:
             if offer.key not in self._fetched:
-                via = self._known_offers[offer.key].via
-                self.on_transfer(TransferEvent("request", offer, self.agent, via, self.round))
+                self._log("request", offer, self.agent, self._known_offers[offer.key].via)
         for key in missing:
             self._failed.pop(key, None)
-            self._request(key, self.round)
+            self._request(key)
         for key in missing:
             self._await_lesson(key)
         self._wanted = set()
@@ -193,30 +186,38 @@ class Exchange:
             refusal = "there was no room for it" if known else "nobody offered it"
         if data and key not in self._fetched:
             self._fetched.add(key)
-            ends = (via, self.agent, self.round)
             size = len(data) if moved else 0
-            self.on_transfer(TransferEvent("transfer", offer, *ends, size, seconds))
+            self._log("transfer", offer, via, self.agent, bytes=size, seconds=seconds)
         return FetchResult(offer, data, seconds, 0.0, "" if data else refusal, via)
 
-    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
+    def trade(
+        self, peers: Sequence[int], data: bytes, kind: MessageKind
+    ) -> list[tuple[int, bytes]]:
         """Swap messages with neighbours on the same task: one each in rounds, else what came."""
         for agent in peers:
-            self._send(agent, kind, (self.agent, self.round), self.round, data)
+            self._send(agent, kind, (self.agent, self.round), data)
         if self.config.free:
             self.poll()
-            came = [m for agent in peers for m in self._traded.pop((kind, agent), ())]
-            return [(m.sender, m.data) for m in came if m.round == self.round]
-        start = monotonic()
-        for agent in peers:
-            arrived = partial(self._traded.get, (kind, agent))
-            self._wait_until(arrived, agent, "sharing inside a task")
-        self.waited += monotonic() - start
-        return [(agent, self._traded[kind, agent].popleft().data) for agent in peers]
+            came = [m for agent in peers for m in self._inbox.pop((kind, agent), ())]
+            came = [m for m in came if m.round == self.round]
+        else:
+            came = self._await_each(kind, peers, "sharing inside a task")
+        for agent, error in ((m.sender, m.error) for m in came if m.error):
+            logger.warning("what agent %d sent is refused: %s", agent, error)
+        return [(m.sender, BROKEN if m.error else m.data) for m in came]
 
-    def leave(self, peers: Sequence[int], kind: int) -> None:
+    def _await_each(self, kind: MessageKind, agents: Sequence[int], phase: str) -> list[Message]:
+        """The next message of each of these agents: in rounds each sends one at a time."""
+        start = monotonic()
+        for agent in agents:
+            self._wait_until(partial(self._inbox.get, (kind, agent)), agent, phase)
+        self.waited += monotonic() - start
+        return [self._inbox[kind, agent].popleft() for agent in agents]
+
+    def leave(self, peers: Sequence[int], kind: MessageKind) -> None:
         """Tell neighbours on the same task that no more comes, without waiting for theirs."""
         for agent in peers:
-            self._send(agent, kind, (self.agent, self.round), self.round)
+            self._send(agent, kind, (self.agent, self.round))
 
     def settle(self) -> None:
         """Wait until everything sent has left, before the agents part."""
@@ -245,31 +246,25 @@ class Exchange:
 
     # ── messages ───────────────────────────────────────────────────────────────────────────────
 
-    def _send(self, to: int, kind: int, key: Key, round_: int, data: bytes = b"") -> None:
-        self.transport.send(to, Message(self.agent, kind, key, round_, data))
+    def _send(self, to: int, kind: MessageKind, key: Key, data: bytes = b"") -> None:
+        self.transport.send(to, Message(self.agent, kind, key, self.round, data))
+
+    def _log(self, kind: str, offer: Offer, sender: int, receiver: int, **more: Any) -> None:
+        self.on_transfer(TransferEvent(kind, offer, sender, receiver, self.round, **more))
 
     def _handle(self, message: Message) -> None:
-        if message.kind == REQUEST:
+        if message.kind == MessageKind.REQUEST:
             self._serve(message)
-        elif message.kind == LESSON:
+        elif message.kind == MessageKind.LESSON:
             self._take_lesson(message)
-        elif message.kind != OFFERS:
-            self._take_traded(message)
-        elif self.config.free:
+        elif self.config.free and message.kind == MessageKind.OFFERS:
             self._take_offers(message)
             self._send_offers()
         else:
-            self._early[message.sender, message.round] = message
-
-    def _take_traded(self, message: Message) -> None:
-        """Keep what a neighbour traded; with the free clock only its newest weights."""
-        if message.error:
-            logger.warning("what agent %d sent is refused: %s", message.sender, message.error)
-            message = message._replace(data=BROKEN)  # an empty one would be a goodbye
-        line = self._traded.setdefault((message.kind, message.sender), deque())
-        if self.config.free and message.kind == WEIGHTS:
-            line.clear()
-        line.append(message)
+            line = self._inbox.setdefault((message.kind, message.sender), deque())
+            if self.config.free and message.kind == MessageKind.WEIGHTS:
+                line.clear()  # only the newest count
+            line.append(message)
 
     def _send_offers(self) -> None:
         """Tell the neighbours of new offers; in rounds also that there are none."""
@@ -277,10 +272,9 @@ class Exchange:
         for agent in self.out_neighbors:
             fresh = [offer for offer in offers if agent in self._children_of(offer.donor)]
             for offer in fresh:
-                ends = (self.agent, agent, self.round)
-                self.on_transfer(TransferEvent("offer", offer, *ends, offer.bytes))
+                self._log("offer", offer, self.agent, agent, bytes=offer.bytes)
             if fresh or not self.config.free:
-                self._send(agent, OFFERS, (0, 0), self.round, pack_offers(fresh))
+                self._send(agent, MessageKind.OFFERS, (0, 0), pack_offers(fresh))
 
     def _children_of(self, donor: int) -> list[int]:
         """The neighbours that hear of a donor's lessons from this agent; nobody hears twice."""
@@ -296,14 +290,13 @@ class Exchange:
                 raise DamagedData(message.error)
             for offer in unpack_offers(message.data):
                 self._check(offer, message.sender)
-                if offer.key not in self._known_offers and offer.donor != self.agent:
+                if offer.key not in self._known_offers and not self._is_own(offer.key):
                     self._known_offers[offer.key] = KnownOffer(offer, message.sender)
                     self._unsent += [offer] if self.config.relay else []
         except DamagedData as error:
             logger.warning("an offer of agent %d is refused: %s", message.sender, error)
             odd = Offer(message.sender, self.round, "", float("nan"), 0, 0)
-            ends = (message.sender, self.agent, self.round)
-            self.on_transfer(TransferEvent("refusal", odd, *ends, reason=str(error)))
+            self._log("refusal", odd, message.sender, self.agent, reason=str(error))
 
     def _check(self, offer: Offer, sender: int) -> None:
         if offer.donor not in self._agents:
@@ -313,26 +306,26 @@ class Exchange:
         if not self.config.relay and offer.donor != sender:
             raise DamagedData(f"offer of agent {offer.donor}, passed on though share.relay is off")
 
-    def _request(self, key: Key, round_: int) -> None:
+    def _request(self, key: Key) -> None:
         """Ask the neighbour that told of a lesson for it, once."""
         if key not in self._requests:
-            self._requests[key] = (round_, monotonic())
-            self._send(self._known_offers[key].via, REQUEST, key, round_)
+            self._requests[key] = monotonic()
+            self._send(self._known_offers[key].via, MessageKind.REQUEST, key)
 
     def _serve(self, message: Message) -> None:
         """Send a lesson, or get it first where this agent only passes it on."""
         key, known = message.key, self._known_offers.get(message.key)
         can_relay = known and self.config.relay and known.via not in (self.agent, message.sender)
         if key not in self._cache and can_relay:
-            self._pending.setdefault(key, []).append((message.sender, message.round))
-            self._request(key, message.round)
+            self._pending.setdefault(key, []).append(message.sender)
+            self._request(key)
         else:  # without data where it is gone
-            self._send(message.sender, LESSON, key, message.round, self._cache.get(key, b""))
+            self._send(message.sender, MessageKind.LESSON, key, self._cache.get(key, b""))
 
     def _take_lesson(self, message: Message) -> None:
         """A lesson arrived: keep it, and pass it on to those who wait for it."""
-        key, request = message.key, self._requests.get(message.key)
-        if request is None or message.sender != self._known_offers[key].via:
+        key, asked = message.key, self._requests.get(message.key)
+        if asked is None or message.sender != self._known_offers[key].via:
             logger.warning("agent %d sent a lesson that nobody asked for", message.sender)
             return
         if reason := _flaw(message):
@@ -340,24 +333,22 @@ class Exchange:
             return
         del self._requests[key]
         self._keep(key, message.data)
-        waiting = self._pending.pop(key, ())
-        for agent, round_ in waiting:
-            self._send(agent, LESSON, key, round_, message.data)
+        waiting, size = self._pending.pop(key, ()), len(message.data)
+        for agent in waiting:
+            self._send(agent, MessageKind.LESSON, key, message.data)
         if waiting:
-            offer, ends = self._known_offers[key].offer, (message.sender, self.agent, request[0])
-            size, seconds = len(message.data), monotonic() - request[1]
-            self.on_transfer(TransferEvent("relay", offer, *ends, size, seconds))
+            ends, seconds = (message.sender, self.agent), monotonic() - asked
+            self._log("relay", self._known_offers[key].offer, *ends, bytes=size, seconds=seconds)
 
     def _fail(self, key: Key, reason: str) -> None:
         """A lesson did not come: say so here and to those who wait for it."""
-        request = self._requests.pop(key, None)
+        self._requests.pop(key, None)
         self._failed[key] = reason
-        for agent, round_ in self._pending.pop(key, ()):
+        for agent in self._pending.pop(key, ()):
             offer, via = self._known_offers[key]
             logger.warning("agent %d's lesson can't be passed on: %s", offer.donor, reason)
-            round_ = request[0] if request else round_
-            self.on_transfer(TransferEvent("relay", offer, via, self.agent, round_, reason=reason))
-            self._send(agent, LESSON, key, round_)
+            self._log("relay", offer, via, self.agent, reason=reason)
+            self._send(agent, MessageKind.LESSON, key)
 
     def _keep(self, key: Key, data: bytes) -> None:
         """Hold a lesson for others; the oldest make room, passed-on ones before own ones."""
@@ -374,17 +365,17 @@ class Exchange:
 
     def known(self) -> tuple[list[Offer], list[Key]]:
         """Every offer that this agent made or heard of, and the lessons that it holds."""
-        offers = [*self._own, *(known.offer for known in self._known_offers.values())]
-        return offers, list(self._cache)
+        return [known.offer for known in self._known_offers.values()], list(self._cache)
 
     def recover(self, known: Sequence[KnownOffer]) -> None:
         """Know these lessons, each held by the agent that it is named with, and nothing else."""
         parents = {holder: bfs_parents(self._near, holder) for _, holder in known}
-        self._known_offers, self._unsent = {}, []
+        own = {key: one for key, one in self._known_offers.items() if self._is_own(key)}
+        self._known_offers, self._unsent = own, []
         for offer, holder in known:
             via = self.agent if holder == self.agent else parents[holder].get(self.agent)
             near = self.config.relay or via in (holder, self.agent)
-            if via is not None and near and offer.donor != self.agent:
+            if via is not None and near and not self._is_own(offer.key):
                 self._known_offers[offer.key] = KnownOffer(offer, via)
 
     def state_dict(self) -> Columns:
@@ -392,7 +383,6 @@ class Exchange:
         known = list(self._known_offers.values())
         state = with_prefix("known", offers_to_columns([one.offer for one in known]))
         state |= with_prefix("unsent", offers_to_columns(self._unsent))
-        state |= with_prefix("own", offers_to_columns(self._own))
         for (donor, round_), data in self._cache.items():
             state[f"cache/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
         fetched = np.array(sorted(self._fetched), dtype="<i4").reshape(-1, 2)
@@ -405,7 +395,6 @@ class Exchange:
         before = {key: one for key, one in self._known_offers.items() if key[1] < 0}
         self._known_offers = before | known
         self._unsent = columns_to_offers(strip_prefix("unsent", state))
-        self._own = columns_to_offers(strip_prefix("own", state))
         self._fetched = {(donor, round_) for donor, round_ in state["fetched"].tolist()}
         self._cache = {key: data for key, data in self._cache.items() if key[1] < 0}
         for name, data in strip_prefix("cache", state).items():

@@ -1,4 +1,4 @@
-"""Bytes over MPI in bounded chunks; waits sleep, have a deadline and say whom they wait for.
+"""Messages over MPI in bounded chunks; waits sleep, have a deadline and say whom they wait for.
 
 Only buffers travel (upper-case calls): the lower-case ones pickle.
 """
@@ -16,17 +16,19 @@ from typing import Any
 from mpi4py import MPI
 
 from canal_mpi.errors import DamagedData, ProtocolError
+from canal_mpi.interfaces import MessageKind
 from canal_mpi.topology import Tag
-from canal_mpi.topology.exchange import KINDS, OFFERS, OFFERS_LIMIT, REQUEST, Message, Transport
+from canal_mpi.topology.exchange import Message, Transport
 from canal_mpi.topology.graphs import Edges
 
 CHUNK = 1 << 22
-HEAD = struct.Struct("<8sQ")
-HEAD_MAGIC = b"CANALMSG"
-EXCHANGE_HEAD = struct.Struct("<8sBiiiQ")  # magic, kind, donor, its round, sender's round, bytes
-EXCHANGE_MAGIC = b"CANALEXC"
+INLINE = 3 << 10  # so few bytes travel with their head: MPI sends them at once
+HEAD = struct.Struct("<8sHQ")  # magic, bytes of the header, of the data
+MAGIC = b"CANALMSG"
+EXCHANGE_HEADER = struct.Struct("<Biii")  # kind, donor, its round, sender's round
 DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a refused message
 COLLECTIVE = 120  # seconds
+ANY_SOURCE, ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 Idle = Callable[[int, str], None]
 
 
@@ -46,114 +48,164 @@ def pause(turn: int) -> None:
     sleep(min(50e-6 * 1.5 ** min(turn, 20), 0.02))
 
 
-class PolledComm:
-    """Sends and receives byte strings without ever spinning or waiting for ever."""
-
-    def __init__(self, comm: MPI.Intracomm, idle: Idle) -> None:
-        self.comm, self._idle = comm, idle
-        self._open: list[tuple[MPI.Request, object]] = []
-        self.waited = 0.0
-
-    def wait(self, request: MPI.Request, peer: int, phase: str) -> MPI.Status:
-        """Sleep until the request is done; `idle` is asked meanwhile and may raise."""
-        status, turn, start = MPI.Status(), 0, monotonic()
-        while not request.Test(status):
-            self._idle(peer, phase)
-            pause(turn)
-            turn += 1
-        self.waited += monotonic() - start
-        return status
-
-    def post(self, data: bytes, dest: int, tag: int) -> None:
-        """Start sending; `settle` waits for the end of it."""
-        self._open = _unfinished(self._open)
-        self._open += _send(self.comm, HEAD.pack(HEAD_MAGIC, len(data)), data, dest, tag)
-
-    def settle(self, phase: str) -> None:
-        """Wait until everything posted has left."""
-        for request, _ in self._open:
-            self.wait(request, -1, phase)
-        self._open.clear()
-
-    def collect(self, source: int, tag: int, limit: int, phase: str) -> bytearray:
-        """The next message from `source`; ProtocolError where it breaks its promise."""
-        head = bytearray(HEAD.size)
-        self._receive(head, source, tag, phase)
-        magic, length = HEAD.unpack(head)
-        if magic != HEAD_MAGIC or length > DRAIN_LIMIT:
-            raise ProtocolError(f"rank {source} sent no proper message in {phase}")
-        if length > limit:
-            scratch = bytearray(CHUNK)
-            for start in range(0, length, CHUNK):
-                part = memoryview(scratch)[: min(CHUNK, length - start)]
-                self._receive(part, source, tag, phase)
-            raise DamagedData(f"message of {length} bytes is over the limit of {limit}")
-        data = bytearray(length)
-        for start in range(0, length, CHUNK):
-            self._receive(memoryview(data)[start : start + CHUNK], source, tag, phase)
-        return data
-
-    def waiting(self, tag: int) -> int:
-        """A rank from which a message has come, or -1."""
-        status = MPI.Status()
-        return status.Get_source() if self.comm.Iprobe(MPI.ANY_SOURCE, tag, status) else -1
-
-    def _receive(self, buffer: bytearray | memoryview, source: int, tag: int, phase: str) -> None:
-        request = self.comm.Irecv([buffer, MPI.BYTE], source, tag)
-        status = self.wait(request, source, phase)
-        if status.Get_count(MPI.BYTE) != len(buffer):
-            found = status.Get_count(MPI.BYTE)
-            raise ProtocolError(f"rank {source} sent {found} bytes, not {len(buffer)}, in {phase}")
-
-
 @dataclass
 class Incoming:
     """A message whose chunks are arriving."""
 
-    message: Message  # without its data
+    source: int
+    header: bytes
     data: bytearray
     left: int  # bytes to come
+    error: str = ""  # why the data is thrown away
     requests: list[MPI.Request] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, part: MPI.Message, source: int, size: int, limit: int) -> "Incoming":
+        """Read the head of a message, and its data where they came together."""
+        raw = bytearray(size)
+        part.Recv([raw, MPI.BYTE])
+        magic, header, length = HEAD.unpack_from(raw) if size >= HEAD.size else (b"", 0, 0)
+        rest = size - HEAD.size - header
+        if magic != MAGIC or length > DRAIN_LIMIT or rest != (length if length <= INLINE else 0):
+            raise ProtocolError(f"rank {source} sent no proper message")
+        error = f"message of {length} bytes is over the limit of {limit}" if length > limit else ""
+        data = raw[HEAD.size + header :] if rest else bytearray(CHUNK if error else length)
+        return cls(source, bytes(raw[HEAD.size : HEAD.size + header]), data, length - rest, error)
+
+    def receive(self, part: MPI.Message, size: int) -> None:
+        """Start receiving the next chunk."""
+        if size != min(CHUNK, self.left):
+            raise ProtocolError(f"rank {self.source} sent {size} bytes in the middle of a message")
+        start = 0 if self.error else len(self.data) - self.left
+        buffer = memoryview(self.data)[start : start + size]
+        self.requests.append(part.Irecv([buffer, MPI.BYTE]))
+        self.left -= size
 
     def whole(self) -> bool:
         """Whether its last byte has come."""
         return not self.left and all(request.Test() for request in self.requests)
 
 
+class PolledComm:
+    """Sends and receives byte strings without ever spinning or waiting for ever.
+
+    Messages between two ranks under one tag arrive in the order in which they were posted.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, idle: Idle) -> None:
+        self.comm, self._idle = comm, idle
+        self.received, self.waited = 0, 0.0  # bytes and seconds so far
+        self._out: list[tuple[MPI.Request, object]] = []  # with what must stay alive until it left
+        self._in: dict[tuple[int, int], deque[Incoming]] = {}  # by sender and tag
+        self._status = MPI.Status()
+
+    def post(self, data: bytes, dest: int, tag: int, header: bytes = b"") -> None:
+        """Start sending; `settle` waits for the end of it."""
+        self._test_sends()
+        head, view = HEAD.pack(MAGIC, len(header), len(data)) + header, memoryview(data)
+        inline = len(data) <= INLINE
+        parts = [head + data] if inline else [head]
+        starts = range(0, 0 if inline else len(data), CHUNK)
+        for part in (*parts, *(view[start : start + CHUNK] for start in starts)):
+            self._out.append((self.comm.Isend([part, MPI.BYTE], dest, tag), part))
+
+    def _test_sends(self) -> bool:
+        """Forget what has left; whether that is everything."""
+        if self._out:
+            self._out = [(request, held) for request, held in self._out if not request.Test()]
+        return not self._out
+
+    def settle(self, phase: str) -> None:
+        """Wait until everything posted has left."""
+        self._wait_until(self._test_sends, -1, phase)
+
+    def poll(self, tag: int, limit: int) -> list[Incoming]:
+        """Messages of any rank that have arrived whole; never waits."""
+        self._test_sends()
+        while self._receive(ANY_SOURCE, tag, limit):
+            pass
+        found = []
+        for (_, its_tag), line in self._in.items():
+            while its_tag == tag and line and line[0].whole():
+                found.append(line.popleft())
+        return found
+
+    def next(self, source: int, tag: int, limit: int) -> Incoming | None:
+        """The next message of one rank if it has arrived whole; never waits."""
+        line = self._in.setdefault((source, tag), deque())
+        while not line or line[0].left:
+            if not self._receive(source, tag, limit):
+                return None
+        return line.popleft() if line[0].whole() else None
+
+    def collect(self, source: int, tag: int, limit: int, phase: str) -> bytes:
+        """Wait for the next message of one rank; DamagedData where it is over the limit."""
+        found: list[Incoming] = []
+
+        def arrived() -> bool:
+            found.extend(filter(None, [self.next(source, tag, limit)]))
+            return bool(found)
+
+        self._wait_until(arrived, source, phase)
+        if found[0].error:
+            raise DamagedData(found[0].error)
+        return bytes(found[0].data)
+
+    def _receive(self, source: int, tag: int, limit: int) -> bool:
+        """Take in one part of a message; whether one was there."""
+        part = self.comm.Improbe(source, tag, self._status)
+        if part is None:
+            return False
+        sender, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
+        line = self._in.setdefault((sender, tag), deque())
+        if line and line[-1].left:
+            line[-1].receive(part, size)
+        else:
+            line.append(Incoming.begin(part, sender, size, limit))
+        self.received += size
+        return True
+
+    def _wait_until(self, done: Callable[[], bool], peer: int, phase: str) -> None:
+        """Sleep until something is done; `idle` is asked meanwhile and may raise."""
+        turn, start = 0, monotonic()
+        while not done():
+            self._idle(peer, phase)
+            pause(turn)
+            turn += 1
+        self.waited += monotonic() - start
+
+
 class MpiTransport(Transport):
-    """Carries messages of an exchange; nothing here waits but `pause`."""
+    """Carries messages of an exchange; nothing here waits but `pause` and `settle`."""
 
     def __init__(
         self, comm: MPI.Intracomm, edges: Edges, idle: Idle, limit: int, plain: bool = False
     ) -> None:
-        self.comm, self._idle, self.limit = _graph(comm, edges, plain), idle, limit
-        self._out: list[tuple[MPI.Request, object]] = []
-        self._in: dict[int, deque[Incoming]] = {}
-        self._status = MPI.Status()
+        self._comm, self._idle, self.limit = (
+            PolledComm(_graph(comm, edges, plain), idle),
+            idle,
+            limit,
+        )
 
     def send(self, to: int, message: Message) -> None:
         """Start sending a message."""
-        numbers = (message.kind, *message.key, message.round, len(message.data))
-        head = EXCHANGE_HEAD.pack(EXCHANGE_MAGIC, *numbers)
-        self._out += _send(self.comm, head, message.data, to, Tag.MESSAGE)
+        header = EXCHANGE_HEADER.pack(message.kind, *message.key, message.round)
+        self._comm.post(message.data, to, Tag.MESSAGE, header)
 
     def poll(self) -> list[Message]:
         """Messages that have arrived whole; those of one sender in their order."""
-        self._out = _unfinished(self._out)
-        while (part := self.comm.Improbe(MPI.ANY_SOURCE, Tag.MESSAGE, self._status)) is not None:
-            source, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
-            line = self._in.setdefault(source, deque())
-            if line and line[-1].left:
-                self._chunk(line[-1], part, source, size)
-            else:
-                line.append(self._head(part, source, size))
-        found = []
-        for line in self._in.values():
-            while line and line[0].whole():
-                incoming = line.popleft()
-                data = b"" if incoming.message.error else bytes(incoming.data)
-                found.append(incoming.message._replace(data=data))
+        found = [self._message(one) for one in self._comm.poll(Tag.MESSAGE, self.limit)]
+        self.received = self._comm.received
         return found
+
+    def _message(self, found: Incoming) -> Message:
+        try:
+            kind, donor, lesson_round, round_ = EXCHANGE_HEADER.unpack(found.header)
+            message = Message(found.source, MessageKind(kind), (donor, lesson_round), round_)
+        except (struct.error, ValueError) as error:
+            raise ProtocolError(f"agent {found.source} sent no proper message: {error}") from error
+        data = b"" if found.error else bytes(found.data)
+        return message._replace(data=data, error=found.error)
 
     def pause(self, turn: int, peer: int, phase: str) -> None:
         """Sleep a little; `idle` may end a wait that is hopeless."""
@@ -162,35 +214,31 @@ class MpiTransport(Transport):
 
     def settle(self) -> None:
         """Wait until everything sent has left; `idle` polls the exchange meanwhile."""
-        turn = 0
-        while self._out:
-            self._out = _unfinished(self._out)
-            self.pause(turn, -1, "the end")
-            turn += 1
+        self._comm.settle("the end")
 
-    def _head(self, part: MPI.Message, source: int, size: int) -> Incoming:
-        head = bytearray(size)
-        part.Recv([head, MPI.BYTE])
-        if size != EXCHANGE_HEAD.size or head[: len(EXCHANGE_MAGIC)] != EXCHANGE_MAGIC:
-            raise ProtocolError(f"agent {source} sent no proper message")
-        _, kind, donor, lesson_round, round_, length = EXCHANGE_HEAD.unpack(head)
-        if kind not in KINDS or length > DRAIN_LIMIT:
-            raise ProtocolError(f"agent {source} sent a message of kind {kind}, {length} bytes")
-        limit = OFFERS_LIMIT if kind in (OFFERS, REQUEST) else self.limit
-        message = Message(source, kind, (donor, lesson_round), round_)
-        if length <= limit:
-            return Incoming(message, bytearray(length), length)
-        error = f"message of {length} bytes is over the limit of {limit}"
-        return Incoming(message._replace(error=error), bytearray(CHUNK), length)  # thrown away
 
-    def _chunk(self, incoming: Incoming, part: MPI.Message, source: int, size: int) -> None:
-        if size != min(CHUNK, incoming.left):
-            raise ProtocolError(f"agent {source} sent {size} bytes in the middle of a message")
-        start = 0 if incoming.message.error else len(incoming.data) - incoming.left
-        buffer = memoryview(incoming.data)[start : start + size]
-        incoming.requests.append(part.Irecv([buffer, MPI.BYTE]))
-        incoming.left -= size
-        self.received += size
+class MpiPort:
+    """One end of a channel between an agent and its env server: whole messages, never blocks."""
+
+    def __init__(
+        self, comm: PolledComm, peer: int, receive_tag: int, send_tag: int, limit: int
+    ) -> None:
+        self.comm, self.peer, self.limit = comm, peer, limit
+        self._receive_tag, self._send_tag = receive_tag, send_tag
+
+    def post(self, data: bytes) -> None:
+        """Start sending a message."""
+        self.comm.post(data, self.peer, self._send_tag)
+
+    def poll(self) -> bytes | None:
+        """The next message if it is here; ConnectionError where the peer has died (--ft)."""
+        try:
+            found = self.comm.next(self.peer, self._receive_tag, self.limit)
+        except MPI.Exception as error:
+            raise ConnectionError(str(error)) from error
+        if found is not None and found.error:
+            raise ProtocolError(found.error)
+        return None if found is None else bytes(found.data)
 
 
 def _graph(comm: MPI.Intracomm, edges: Edges, plain: bool) -> MPI.Intracomm:
@@ -204,25 +252,6 @@ def _graph(comm: MPI.Intracomm, edges: Edges, plain: bool) -> MPI.Intracomm:
         if plain:
             return comm.Dup()
         return comm.Create_dist_graph_adjacent(sources, destinations, reorder=False)
-
-
-def _send(
-    comm: MPI.Intracomm, head: bytes, data: bytes, dest: int, tag: int
-) -> list[tuple[MPI.Request, object]]:
-    """Start sending a head and then the data in chunks; what must stay alive until they left."""
-    view = memoryview(data)
-    sends: list[tuple[MPI.Request, object]] = [(comm.Isend([head, MPI.BYTE], dest, tag), head)]
-    for start in range(0, len(view), CHUNK):
-        part = view[start : start + CHUNK]
-        sends.append((comm.Isend([part, MPI.BYTE], dest, tag), data))
-    return sends
-
-
-def _unfinished(sends: list[tuple[MPI.Request, object]]) -> list[tuple[MPI.Request, object]]:
-    return [(request, held) for request, held in sends if not request.Test()] if sends else sends
-
-
-ANY_SOURCE, ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 
 
 class ShrunkComm(MPI.Intracomm):
@@ -308,43 +337,3 @@ def split(comm: ShrunkComm, agents: int, seconds: float) -> ShrunkComm:
         part = MPI.Intracomm(comm).Split(int(is_env_server), comm.ranks[comm.Get_rank()])
     numbers = [number for number in comm.numbers if (number >= agents) == is_env_server]
     return ShrunkComm(MPI.Intracomm(part), numbers)
-
-
-class MpiPort:
-    """One end of a channel between an agent and its env server: whole messages, never blocks."""
-
-    def __init__(
-        self, comm: MPI.Intracomm, peer: int, receive_tag: int, send_tag: int, limit: int
-    ) -> None:
-        self.comm, self.peer, self.limit = comm, peer, limit
-        self._receive_tag, self._send_tag = receive_tag, send_tag
-        self._status = MPI.Status()
-        self._coming: MPI.Request | None = None
-        self._data = bytearray()
-        self._out: list[tuple[MPI.Request, object]] = []
-
-    def post(self, data: bytes) -> None:
-        """Start sending a message."""
-        request = self.comm.Isend([data, MPI.BYTE], self.peer, self._send_tag)
-        self._out = [*_unfinished(self._out), (request, data)]
-
-    def poll(self) -> bytearray | None:
-        """The next message if it is here; ConnectionError where the peer has died (--ft)."""
-        try:
-            if self._coming is None:
-                found = self.comm.Improbe(self.peer, self._receive_tag, self._status)
-                if found is None:
-                    return None
-                size = self._status.Get_count(MPI.BYTE)
-                if size > self.limit:
-                    raise ProtocolError(
-                        f"message of {size} bytes is over the limit of {self.limit}"
-                    )
-                self._data = bytearray(size)
-                self._coming = found.Irecv([self._data, MPI.BYTE])
-            if not self._coming.Test():
-                return None
-        except MPI.Exception as error:
-            raise ConnectionError(str(error)) from error
-        self._coming = None
-        return self._data
