@@ -15,10 +15,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy is loaded
 
 import numpy as np
 import psutil
+from measuring import Figure, in_turn, player, ratios, report
 
 from canal_mpi import config, envs, load
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.bench import Figure, in_turn, player, ratios, report
 from canal_mpi.interfaces import LAST, TERMINATED, Step
 from canal_mpi.launch.mpirun import build_command
 from canal_mpi.membuf.replay import Replay
@@ -176,7 +176,7 @@ def main():
     parser.add_argument("--game", default="RoadRunner")
     options = parser.parse_args()
     found = {part: PARTS[part](options.game) for part in options.parts}
-    print(report(options.game, found, as_json=False))
+    print(report(options.game, found))
 
 
 if __name__ == "__main__":

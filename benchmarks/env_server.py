@@ -16,9 +16,9 @@ from statistics import median
 from time import perf_counter
 
 import numpy as np
+from measuring import played
 
 from canal_mpi import config, envs
-from canal_mpi.bench import played
 from canal_mpi.envs import env_maker
 from canal_mpi.rank.build import make_learner
 from canal_mpi.rank.world import World

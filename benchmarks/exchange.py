@@ -7,8 +7,8 @@ import sys
 from time import perf_counter
 
 import numpy as np
+from measuring import Figure, report
 
-from canal_mpi.bench import Figure, report
 from canal_mpi.interfaces import Offer
 from canal_mpi.membuf.wire import encode
 from canal_mpi.rank.world import World
@@ -60,7 +60,7 @@ def main():
         for size in SIZES:
             figures |= measure(world, name, size)
     if world.rank == 0:
-        print(report(f"{world.size} ranks", {"exchange": figures}, as_json=False), flush=True)
+        print(report(f"{world.size} ranks", {"exchange": figures}), flush=True)
     world.finish()
 
 

@@ -13,9 +13,9 @@ from time import process_time
 os.environ["OMP_NUM_THREADS"] = "1"  # before NumPy is loaded
 
 import numpy as np
+from measuring import Figure, products, ratios, report, timed
 
 from canal_mpi import config, envs
-from canal_mpi.bench import Figure, products, ratios, report, timed
 from canal_mpi.envs.atari import Emulator
 from canal_mpi.rank.build import make_agent
 from canal_mpi.results.store import Rows
@@ -101,7 +101,7 @@ def main():
     parser.add_argument("--repeats", type=int, default=15)
     options = parser.parse_args()
     found = measure(options.game, options.steps, options.repeats)
-    print(report(options.game, {"train": found}, as_json=False))
+    print(report(options.game, {"train": found}))
 
 
 if __name__ == "__main__":

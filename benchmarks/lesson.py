@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from measuring import in_turn, played
 
 from canal_mpi import config, envs
-from canal_mpi.bench import in_turn, played
 from canal_mpi.interfaces import LAST, TERMINATED, Offer, Spaces
 from canal_mpi.membuf.lesson import ROWS, pack, unpack
 from canal_mpi.membuf.wire import decode, encode

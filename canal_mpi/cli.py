@@ -1,11 +1,13 @@
 """The command line: thin commands that load what they need when they are called.
 
-Help loads neither numpy nor torch nor MPI; sweep, study, launch and bench are in commands/.
+Help loads neither numpy nor torch nor MPI; sweep, study and those for clusters are in commands/.
 """
 
 import os
 import re
+import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,14 @@ import click
 
 from canal_mpi import __version__
 from canal_mpi.commands import clusters
-from canal_mpi.commands.bench import bench
 from canal_mpi.commands.experiments import study, sweep
-from canal_mpi.errors import CanalError, UsageError
+from canal_mpi.errors import CanalError, StorageError, UsageError
+from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
 PATH = click.Path(path_type=Path)
+NOT_WITH_RESUME = ("job", "out", "name", "force", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
     "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
@@ -27,28 +30,33 @@ COMMANDS = {  # as the help lists them
     "Clusters": ("doctor", "hosts"),
 }
 
+FLAGS = {  # option of train: its setting and its help
+    "--preset": ("preset", "Settings to start from: canal is the original's learner."),
+    "--seed": ("seed", "The same seed gives bit-identical results."),
+    "--steps": ("train.steps", "Agent steps on each task (not emulator frames)."),
+    "--tasks": ("tasks", "Games or gymnasium ids, separated by commas."),
+    "--order": ("order", "canal, rotate, random, same, or module:function."),
+    "--share": (
+        "share.policy",
+        "Lessons agents take: exact, none, previous, all, simnet, wasserstein …",
+    ),
+    "--reuse": ("reuse.mode", "How a lesson is used: distill, mix, replay, or adopt."),
+    "--topology": ("share.topology", "Who hears whom; `canal-mpi topology --help` names them."),
+    "--exchange": ("share.exchange", "rounds: in step, reproducible; free: agents never wait."),
+    "--sync": ("sync.mode", "On the same task also share parameters: weights or gradients."),
+    "--lessons": ("share.lessons", "Offer the lessons of an earlier run too."),
+    "--envs-per-agent": ("train.num_envs", "Environments that an agent plays at once."),
+    "--obs": ("task.obs", "What agents see of Atari games: ram or pixels."),
+    "--variant": ("task.variant", "fs4 (no-op starts, actions repeated 4 times) or orig."),
+}
+ALIASES = {"--steps": ("--frames",)}
+FLAG_KEYS = {flag[2:].replace("-", "_"): key for flag, (key, _) in FLAGS.items()}
 JOB_OPTIONS = [
     click.option("--job", "job_file", metavar="NAME|FILE", help="A named job, or your own TOML."),
-    click.option("--preset", help="Settings to start from: canal is the original's learner."),
-    click.option("--seed", type=int, help="The same seed gives bit-identical results."),
-    click.option(
-        "--steps", "--frames", type=int, help="Agent steps on each task (not emulator frames)."
+    *(
+        click.option(flag, *ALIASES.get(flag, ()), flag[2:].replace("-", "_"), help=about)
+        for flag, (_, about) in FLAGS.items()
     ),
-    click.option("--tasks", help="Games or gymnasium ids, separated by commas."),
-    click.option("--order", help="canal, rotate, random, same, or module:function."),
-    click.option(
-        "--share",
-        "policy",
-        help="Lessons agents take: exact, none, previous, all, simnet, wasserstein …",
-    ),
-    click.option("--reuse", help="How a lesson is used: distill, mix, replay, or adopt."),
-    click.option("--topology", help="Who hears whom; `canal-mpi topology --help` names them."),
-    click.option("--exchange", help="rounds: in step, reproducible; free: agents never wait."),
-    click.option("--sync", help="On the same task also share parameters: weights or gradients."),
-    click.option("--lessons", metavar="RUN", help="Offer the lessons of an earlier run too."),
-    click.option("--envs-per-agent", type=int, help="Environments that an agent plays at once."),
-    click.option("--obs", help="What agents see of Atari games: ram or pixels."),
-    click.option("--variant", help="fs4 (no-op starts, actions repeated 4 times) or orig."),
     click.option(
         "--set",
         "assignments",
@@ -57,22 +65,6 @@ JOB_OPTIONS = [
         help="Any other setting; `canal-mpi config` lists them.",
     ),
 ]
-FLAG_KEYS = {
-    "preset": "preset",
-    "seed": "seed",
-    "steps": "train.steps",
-    "tasks": "tasks",
-    "order": "order",
-    "policy": "share.policy",
-    "reuse": "reuse.mode",
-    "topology": "share.topology",
-    "exchange": "share.exchange",
-    "sync": "sync.mode",
-    "lessons": "share.lessons",
-    "envs_per_agent": "train.num_envs",
-    "obs": "task.obs",
-    "variant": "task.variant",
-}
 
 
 def job_options(command: Any) -> Any:
@@ -86,9 +78,7 @@ def flags_of(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given as flags."""
     from canal_mpi.config import parse_assignment
 
-    given = {
-        FLAG_KEYS[name]: v for name, v in options.items() if name in FLAG_KEYS and v is not None
-    }
+    given = {key: options[name] for name, key in FLAG_KEYS.items() if options[name] is not None}
     return given | dict(parse_assignment(text) for text in options["assignments"])
 
 
@@ -135,7 +125,11 @@ def cli() -> None:
 @click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run that is there already.")
-@click.option("--agent", type=int, help="Without mpirun: take the order and seeds of agent K.")
+@click.option(
+    "--agent",
+    type=click.IntRange(0, 4095),
+    help="Without mpirun: take the order and seeds of agent K.",
+)
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
 @click.option(
@@ -167,6 +161,12 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.train import train
 
+    given = {n.removesuffix("_file"): v for n, v in options.items() if v is not None}
+    if empty := [name for name, value in given.items() if value == ""]:
+        raise UsageError(f"--{empty[0].replace('_', '-')} can't be empty.")
+    ignored = [name for name in NOT_WITH_RESUME if given.get(name, False) is not False]
+    if options["resume"] and ignored:
+        raise UsageError(f"--resume takes everything from the run: leave out --{ignored[0]}.")
     flags, named = flags_of(options), tuple(options["env_server_rank"])
     servers = options["env_servers"] or int(options["env_server"] and not named)
     if options["emulate"] is not None:
@@ -380,24 +380,53 @@ def evaluate(ctx: click.Context, /, **options: Any) -> None:
     ctx.exit(evaluate(EvaluationRequest(**options)))
 
 
+@cli.command()
+@click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
+@click.option("--blocks", type=click.IntRange(2), default=30, help="Of 100 steps; default 30.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
+def bench(task: str, blocks: int, as_json: bool) -> None:
+    """Measure how fast this machine trains, and how fast two ranks talk.
+
+    Takes about a minute; nothing else should run meanwhile. Comparisons with other libraries are
+    scripts in benchmarks/.
+    """
+    import json
+
+    from canal_mpi import bench, envs
+
+    name = envs.canonical(task)
+    found = bench.measure(name, blocks)
+    report = json.dumps(bench.report(name, found), indent=1)
+    click.echo(report if as_json else "\n".join(bench.lines(name, found)))
+
+
 for option in JOB_OPTIONS:
     option(sweep)
-for command in (sweep, study, bench, clusters.launch, clusters.hosts, clusters.doctor):
+for command in (sweep, study, clusters.launch, clusters.hosts, clusters.doctor):
     cli.add_command(command)
 
 
 def run() -> int:
-    """Run the command line; its exit code."""
+    """Run the command line; its exit code. Of several ranks the first one says what is wrong."""
+    launcher = detect()
+    speaks = launcher is None or launcher.rank == 0
     try:
         code = cli(prog_name="canal-mpi", standalone_mode=False)
+        sys.stdout.flush()
     except CanalError as error:
-        click.echo(f"canal-mpi: {error}", err=True)
+        click.echo(f"canal-mpi: {error}" if speaks else "", err=True, nl=speaks)
         return error.code
     except click.ClickException as error:
-        error.show()
+        if speaks:
+            error.show()
         return error.exit_code
     except click.Abort as error:
         raise KeyboardInterrupt from error
+    except OSError as error:
+        with suppress(OSError, ValueError):  # else Python's own last flush fails
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        click.echo(f"canal-mpi: {error}", err=True)
+        return StorageError.code
     except Exception:  # a bug; 1 would mean that doctor or verify found something
         traceback.print_exc()
         return CanalError.code

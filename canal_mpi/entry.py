@@ -17,7 +17,10 @@ def main() -> None:
     try:
         from canal_mpi.cli import run
 
-        sys.exit(run())
+        code = run()
+        if reporter is not None:  # what is wrong has been said
+            (reporter.mute if code else reporter.dismiss)()
+        sys.exit(code)
     except KeyboardInterrupt:
         if reporter is None or reporter.may_speak():
             print("canal-mpi: interrupted.", file=sys.stderr)

@@ -95,11 +95,14 @@ def import_name(kind: str, path: str) -> Any:
     """Import `module:name`; only for names from the user's own job."""
     module, _, attribute = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        found = getattr(importlib.import_module(module), attribute)
     except (ImportError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} '{path}': can't import '{module}': {error}.") from error
     except AttributeError as error:
         raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.") from error
+    if not callable(found):
+        raise UsageError(f"{kind} '{path}': expected a function or class, not {found!r:.40}.")
+    return found
 
 
 def import_extra(module: str, extra: str) -> Any:

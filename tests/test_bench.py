@@ -1,4 +1,4 @@
-"""`canal-mpi bench`: ratios, with much room for a noisy machine; and that benchmarks/ runs."""
+"""`canal-mpi bench`, and that benchmarks/ runs."""
 
 import json
 import pickle  # only here: lessons are compared with what it makes of their rows
@@ -7,62 +7,47 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from launch import ROOT, run
 
 from canal_mpi import config, envs
-from canal_mpi.bench import Figure, measure, played, products, ratios, report
-from canal_mpi.cli import cli
-from canal_mpi.errors import UsageError
+from canal_mpi.bench import figure, lines
 from canal_mpi.interfaces import LAST, TERMINATED, Array, Spaces
 from canal_mpi.membuf.buffer import Recipe
 from canal_mpi.membuf.lesson import pack
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.settings import LearnConfig
 
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from measuring import Figure, played, products, ratios
+
 RAM = Spaces((128,), "|u1", 18)
 
 
 def test_a_figure_is_a_median_with_the_middle_half() -> None:
-    figure = Figure.of([5.0, 1.0, 2.0, 4.0, 3.0], "µs")
-    assert (figure.median, figure.low, figure.high) == (3.0, 1.5, 4.5)
+    assert figure(np.array([5.0, 1.0, 2.0, 4.0, 3.0]), "µs") == (3.0, 2.0, 4.0, "µs")
     assert Figure.of([7.0], "MB").low == 7.0
     assert ratios([4.0, 9.0], [2.0, 3.0], "×").median == 2.5
 
 
-def test_a_report_is_lines_for_people_or_json() -> None:
-    figures = {"learn": {"an update": Figure.of([1.0, 2.0, 3.0], "µs")}}
-    text = report("Krull", figures, as_json=False)
-    assert text.startswith("Krull · canal-mpi") and "learn     an update" in text
-    found = json.loads(report("Krull", figures, as_json=True))
-    assert found["parts"]["learn"]["an update"]["median"] == 2.0
+@pytest.mark.atari
+@pytest.mark.mpi
+def test_the_command_measures_this_machine(mpi: str) -> None:
+    words = ["canal-mpi", "bench", "--task", "Krull", "--blocks", "4"]
+    result = run([*words, "--json"], mpi)
+    assert result.code == 0, result.err
+    found = json.loads(result.out)
+    assert found["task"] == "Krull"
     assert {"cpu", "cores", "load", "canal-mpi"} == found["machine"].keys()
+    medians = {name: row["median"] for name, row in found["figures"].items()}
+    assert 0 < medians["training"] < medians["environment"]
+    assert medians["update"] > 0 and medians["data between two ranks"] > 0
 
 
-@pytest.mark.atari
-def test_an_update_costs_a_few_times_its_products() -> None:
-    command = ["canal-mpi", "bench", "learn", "--task", "Krull", "--repeats", "5", "--json"]
-    found = json.loads(run(command).out)["parts"]["learn"]  # there NumPy has one thread
-    assert 0.8 < found["update / products"]["median"] < 8
-    assert found["acting on one state"]["median"] < found["an update"]["median"]
-
-
-@pytest.mark.atari
-def test_a_real_run_is_slower_than_its_environment_alone() -> None:
-    found = measure(["train", "env"], "Krull", 3)
-    assert 0 < found["train"]["training"].median < 2 * found["env"]["environment"].median
-    assert 5 < found["train"]["share of learning"].median < 100
-
-
-@pytest.mark.atari
-def test_the_command_measures_the_parts_that_are_named() -> None:
-    words = ["bench", "lesson", "env", "--task", "Krull", "--repeats", "2", "--json"]
-    result = CliRunner().invoke(cli, words)
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
-    assert found["task"] == "Krull" and list(found["parts"]) == ["lesson", "env"]
-    with pytest.raises(UsageError, match="bench speed: expected some of train, env, learn"):
-        CliRunner().invoke(cli, ["bench", "speed"], catch_exceptions=False, standalone_mode=False)
+def test_figures_are_lines_for_people() -> None:
+    about, line = lines("Krull", {"update": figure(np.array([1.0, 2.0, 3.0]), "µs")})
+    assert about.startswith("Krull · canal-mpi")
+    assert line.split() == ["update", "2", "µs", "(1.5", "–", "2.5)"]
 
 
 def test_the_products_are_those_that_the_loss_needs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,14 +88,6 @@ def test_a_lesson_is_at_most_a_twentieth_of_pickled_tuples() -> None:
 
 def test_a_full_replay_of_ram_fits_into_its_memory() -> None:
     assert Replay(RAM, 1_000_000, Recipe(128, 0.99, 3)).nbytes < 150e6
-
-
-@pytest.mark.mpi
-def test_two_ranks_measure_how_fast_they_talk(mpi: str) -> None:
-    result = run(["canal-mpi", "bench", "exchange", "--repeats", "2"], mpi)
-    assert result.code == 0, result.err
-    rate = re.search(r"between two ranks +([0-9.e+]+) MB/s", result.out)
-    assert rate and float(rate[1]) > 0
 
 
 def script(name: str, *words: str, ranks: int = 1) -> str:

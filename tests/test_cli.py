@@ -197,13 +197,41 @@ def test_a_job_that_is_not_toml_is_one_line(
     assert "bad.toml is not TOML" in err
 
 
-@pytest.mark.parametrize("arguments", [["--no-such"], ["train", "--seed", "x"], ["no-such"]])
 def test_clicks_own_mistakes_have_the_same_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, err = fails(capsys, monkeypatch, *arguments)
-    assert code == 2
-    assert "Error" in err
+    huge = ["train", "--agent", "99999999999"]
+    for arguments in (["--no-such"], ["train", "--agent", "x"], ["no-such"], huge):
+        code, err = fails(capsys, monkeypatch, *arguments)
+        assert code == 2
+        assert "Error" in err
+
+
+def test_what_a_resumed_run_would_ignore_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored = (["--job", "quick"], ["--out", "x"], ["--name", "x"], ["--force"], ["--agent", "0"])
+    for option in (*ignored, ["--emulate", "x"]):
+        code, err = fails(capsys, monkeypatch, "train", "--resume", "run", *option)
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"--resume takes everything from the run: leave out {option[0]}." in err
+
+
+def test_an_option_of_train_that_is_empty_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option in ("--resume", "--out", "--name", "--job", "--emulate"):
+        code, err = fails(capsys, monkeypatch, "train", option, "")
+        assert code == 2 and f"{option} can't be empty." in err
+
+
+def test_an_output_that_can_not_be_written_is_one_line() -> None:
+    for words in ("config", "--help"):
+        command = [sys.executable, "-m", "canal_mpi", words]
+        with Path("/dev/full").open("w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 74
+        assert done.stderr == "canal-mpi: [Errno 28] No space left on device\n"
 
 
 def test_a_colon_does_not_hide_a_wrong_name() -> None:

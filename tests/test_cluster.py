@@ -12,6 +12,7 @@ from launch import ROOT, VENVS, Result
 from namespaces import canal, make_hosts, needs, network, on_host
 
 import canal_mpi
+from canal_mpi.launch.mpirun import HELPERS
 from canal_mpi.results.status import status_of
 
 pytestmark = pytest.mark.root
@@ -108,10 +109,10 @@ OTHER = "cp -r {3} {0}/o; echo '# x' >> {0}/o/log.py; mount --bind {0}/o {3}"
 ERRORS = {
     "unknown": ("alpha\nnosuchhost", "", "host nosuchhost is unknown: check its spelling", 70),
     "down": ("alpha\ndelta", "", "delta does not answer (No route to host): switch it on", 70),
-    "refused": ("alpha\nbeta", "ssh", "beta refuses ssh (nothing listens on port 22): start", 70),
-    "nothing there": ("alpha\nbeta", EMPTY, "the helper of this mpirun (no canal-mpi there", 70),
+    "refused": ("alpha\nbeta", "ssh", "beta refuses ssh: start sshd there", 70),
+    "nothing there": ("alpha\nbeta", EMPTY, "beta has no {1}/bin/{4}: install", 70),
     "no program": ("alpha\nbeta", NO_PROGRAM, "beta has no {1}/bin/canal-mpi: install", 70),
-    "another MPI": ("alpha\nbeta", MIXED, "the helper of this mpirun (no canal-mpi there, or", 70),
+    "another MPI": ("alpha\nbeta", MIXED, "beta has no {1}/bin/{4}: install", 70),
     "another version": ("alpha\nbeta", OTHER, "the ranks differ in code: rank 0 on alpha", 78),
     "syntax": ("alpha\nbeta two", "", "line 2: 'two' is not understood", 2),
 }
@@ -122,7 +123,7 @@ def test_a_mistake_of_a_newcomer_is_one_message(error: str, mpi: str, hosts: Pat
     needs("ssh")
     text, shell, words, code = ERRORS[error]
     other = {"openmpi": "mpich", "mpich": "openmpi"}[mpi]
-    parts = (hosts, VENVS[mpi], VENVS[other], ROOT / "canal_mpi")
+    parts = (hosts, VENVS[mpi], VENVS[other], ROOT / "canal_mpi", HELPERS[mpi])
     if shell == "ssh":
         (hosts / "ssh-beta").touch()
     elif shell:
@@ -138,4 +139,4 @@ def test_more_ranks_than_slots_are_refused_before_anything_starts(hosts: Path) -
     options = over(hosts, "alpha 2")
     result = canal(hosts, "openmpi", "launch", "-n", "3", *options, "--", "train", *SHORT)
     assert result.code == 2
-    assert "-n 3, but the hostfile has room for 2 ranks on 1 hosts" in result.complaints[0]
+    assert "as many as the hostfile has (2 on 1 hosts)" in result.complaints[0]

@@ -13,29 +13,23 @@ import pytest
 from launch import run
 
 from canal_mpi.config import resolve
-from canal_mpi.launch import doctor, links
-from canal_mpi.launch.doctor import (
-    CheckReport,
-    CheckRequest,
-    HostCheck,
-    check_here,
-    neighbor_hosts,
-    table,
-)
+from canal_mpi.launch import doctor, probe
+from canal_mpi.launch.doctor import CheckReport, CheckRequest, HostCheck, neighbor_hosts
 from canal_mpi.launch.hostfile import parse_hosts
 from canal_mpi.launch.mpirun import Command
+from canal_mpi.launch.probe import check_here
 from canal_mpi.launch.supervise import ANSWER, Answer, ask_program
 
 FACTS = {
     "host": "nano-1",
     "machine": "aarch64",
-    "python": "3.11.2",
+    "python": "3.11",
     "canal-mpi": "0.1.0 abc",
     "torch": "2.9.0",
     "mpi": "Open MPI v5.0.11",
     "ale-py": "0.12.1",
     "games": 10,
-    "cuda": "torch was built without it",
+    "device": "cpu",
     "cores": 4,
     "memory": 2 << 30,
     "disk": 1 << 30,
@@ -46,46 +40,52 @@ def host(**changes: object) -> HostCheck:
     return HostCheck("nano-1", 1, FACTS | changes)
 
 
+def problems(found: HostCheck) -> list[str]:
+    return list(found.problems(FACTS))
+
+
 def test_a_host_like_this_one_has_no_problems() -> None:
-    assert host(python="3.11.9").problems(FACTS) == []
+    assert problems(host()) == []
 
 
 def test_another_version_is_a_problem_with_a_remedy() -> None:
     for name, value in [
-        ("python", "3.12.2"),
+        ("python", "3.12"),
         ("canal-mpi", "0.1.0 abd"),
         ("torch", "2.8.0"),
         ("mpi", "MPICH Version: 5.0.2"),
         ("mpi", ""),
         ("ale-py", "0.11"),
     ]:
-        (words,) = host(**{name: value}).problems(FACTS)
+        (words,) = problems(host(**{name: value}))
         assert words.startswith(f"{name} is {value or 'missing'}, here it is {FACTS[name]}: ")
 
 
-def test_room_and_clock_and_cuda_are_checked() -> None:
+def test_room_and_clock_are_checked() -> None:
     needs = {"disk": 1 << 40, "memory": 1 << 40}
-    words = replace(host(), needs=needs, needs_cuda=True, clock_offset=-90.0).problems(FACTS)
-    assert [w.split()[0] for w in words] == ["2.1", "1.1", "CUDA", "its"]
+    words = problems(replace(host(), needs=needs, clock_offset=-90.0))
+    assert [w.split()[0] for w in words] == ["2.1", "1.1", "its"]
     assert "2.1 GB of memory free, the job needs up to 1.1 TB: " in words[0]
-    assert "its clock is 90 s behind: " in words[3]
+    assert "its clock is 90 s behind: " in words[2]
 
 
 def test_what_could_not_be_found_out_is_a_problem() -> None:
-    (words,) = host(troubles={"games": "OSError: no ROM"}).problems(FACTS)
-    assert words == "games: OSError: no ROM"
-    assert HostCheck("a", 1, no_answer="a is down").problems(FACTS) == ["a is down"]
-    (words,) = replace(host(troubles={"cuda": "no driver"}), needs_cuda=True).problems(FACTS)
-    assert "CUDA can't be used (no driver)" in words
+    assert problems(host(troubles={"games": "OSError: no ROM"})) == ["games: OSError: no ROM"]
+    assert problems(HostCheck("a", 1, no_answer="a is down")) == ["a is down"]
 
 
-def test_the_table_has_a_line_per_host_also_for_silent_ones() -> None:
+def test_the_table_has_a_line_per_host_also_for_silent_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     unknown = host()
     del unknown.facts["games"]
-    lines = table([unknown.row(), HostCheck("delta", 2, no_answer="down").row()])
+    silent = HostCheck("delta", 2, no_answer="down")
+    CheckReport([unknown, silent], [("delta", "down [1]")], ["a note"]).print()
+    lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["nano-1", "1", "aarch64"] and " ?  " in lines[1]
     assert "2.1 GB (needs 0 bytes)" in lines[1]
     assert lines[2].split() == ["delta", "2", "no", "answer"]
+    assert lines[3:] == [" a note.", " delta: down [1].", "1 thing to fix."]
 
 
 class SlowComm:
@@ -102,7 +102,8 @@ class SlowComm:
         self.boxes[peer].put(data.copy())
 
     def Recv(self, data: Any, peer: int, tag: int) -> None:
-        data[:] = self.boxes[self.rank].get(timeout=30)
+        sent = self.boxes[self.rank].get(timeout=30)
+        data[: len(sent)] = sent
 
 
 def test_a_slow_link_is_measured_in_about_a_second() -> None:
@@ -111,8 +112,8 @@ def test_a_slow_link_is_measured_in_about_a_second() -> None:
         ranks: list[Any] = [SlowComm(rank, boxes, rate) for rank in (0, 1)]
         start = time.monotonic()
         with ThreadPoolExecutor(1) as pool:
-            echo = pool.submit(links.measure, ranks[1], [(0, 1)])
-            found = links.measure(ranks[0], [(0, 1)])
+            echo = pool.submit(probe.measure, ranks[1], [(0, 1)])
+            found = probe.measure(ranks[0], [(0, 1)])
             echo.result()
         assert 0.3 * rate < found["0-1"][1] <= rate
         assert time.monotonic() - start < 10  # 4 MB four times would take 16 s and more
@@ -124,11 +125,9 @@ def test_slow_links_are_problems(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ask_program", lambda command, seconds: Answer(rates))
     report = CheckReport([])
     doctor._measure_links(report, CheckRequest(resolve({}, None, {}), Path("runs"), hosts))
-    assert report.links["a", "c"] == [0.01, 2e7]
-    assert [words for _, words in report.problems] == [
-        "a to b: only 200.0 kB/s: use a cable instead of Wi-Fi, or another --network"
-    ]
-    assert (" network: " + report.problems[0][1] + ".", True) in report.lines()
+    assert report.notes == ["a to b: 10.00 ms, 0 MB/s", "a to c: 10.00 ms, 20 MB/s"]
+    words = "a to b: only 200.0 kB/s: use a cable instead of Wi-Fi, or another --network"
+    assert report.problems == [("network", words)]
 
 
 def test_neighbors_are_pairs_of_hosts_in_the_topology() -> None:
@@ -143,11 +142,14 @@ def test_neighbors_are_pairs_of_hosts_in_the_topology() -> None:
     ]
 
 
-def test_the_check_looks_at_this_host(tmp_path: Path) -> None:
-    facts = check_here(tmp_path / "not" / "there", ["Krull"])
+def test_the_check_looks_at_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = check_here(tmp_path / "not" / "there", "cpu", ["Krull"])
     assert facts["games"] == 1 and facts["disk"] > 0 and facts["memory"] > 0
-    assert isinstance(facts["canal-mpi"], str) and isinstance(facts["cuda"], str)
-    assert "games" in check_here(tmp_path, ["NoSuchGame"])["troubles"]
+    assert isinstance(facts["canal-mpi"], str) and facts["device"] == "cpu"
+    assert facts["troubles"] == {}
+    monkeypatch.setattr("canal_mpi.learn.networks.cuda_trouble", lambda: "no driver")
+    troubles = check_here(tmp_path, "cuda", ["NoSuchGame"])["troubles"]
+    assert "games" in troubles and "no driver; use cpu or auto" in troubles["device"]
 
 
 def test_an_answer_that_does_not_come_is_told() -> None:

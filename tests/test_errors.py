@@ -27,7 +27,7 @@ CODES = {
     "ProtocolError": 76,
     "RanksDiffer": 78,
 }
-TABLE = {"full": max, "ring": min, "lazy": "math:pi"}
+TABLE = {"full": max, "ring": min, "lazy": "math:sqrt"}
 
 
 def test_each_kind_of_trouble_has_its_exit_code() -> None:
@@ -67,7 +67,7 @@ def test_nothing_is_suggested_where_no_name_is_close() -> None:
 
 def test_names_are_looked_up_in_the_table_and_outside_of_it() -> None:
     assert lookup("topology", "full", TABLE) is max
-    assert lookup("topology", "lazy", TABLE) == pytest.approx(3.14159, abs=1e-5)
+    assert lookup("topology", "lazy", TABLE)(9) == 3
     assert lookup("topology", "os.path:join", TABLE)("a", "b") == "a/b"
 
 

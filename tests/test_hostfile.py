@@ -48,19 +48,20 @@ def test_ranks_are_counted_all_together_or_those_that_serve() -> None:
 
 def test_a_wrong_line_is_named_with_what_was_expected() -> None:
     for text, words in [
-        ("", "names no host"),
+        ("", "names no host for the first agent"),
         ("a\na", "host a is listed twice"),
         ("a two", "line 1: 'two' is not understood"),
         ("a env-sever", "did you mean 'env-server'"),
-        ("a 0", "1 to 4096 ranks"),
+        ("a 0", "line 1: '0' is not understood; expected a name and 1 to 4096 ranks"),
         ("a " + "9" * 5000, "1 to 4096 ranks"),
         ("a-[1-4000]\nb-[1-4000]\n" * 99, "more than the maximum of 4096 hosts"),
-        ("a 1 2", "1 to 4096 ranks"),
-        ("a:b", "1 to 4096 ranks"),
+        ("a 1 2", "'2' is not understood"),
+        ("a:b", "'b' is not understood"),
         ("a\n-oProxyCommand=x", "line 2: '-oProxyCommand=x' is not a host name"),
-        ("n-[3-1]", "the range must go up"),
-        ("x env-server\na", "come last; move x down"),
-        ("x env-server", "no agent would be left"),
+        ("n-[3-1]", "'n-[3-1]' is not a host name"),
+        ("x env-server\na", "names no host for the first agent"),
+        ("b\nx env-server\na", "come last; move x down"),
+        ("x env-server", "names no host for the first agent"),
     ]:
         with pytest.raises(UsageError, match=words.replace("[", r"\[")):
             parse_hosts(text, "file")

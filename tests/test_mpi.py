@@ -244,6 +244,11 @@ REFUSALS = [  # the first one under MPICH, the others under Open MPI
     (["--agent", "1"], "--agent 1 is for one rank"),
     (["--topology", "star_graph"], "found 4 nodes; expected 3, one per agent"),
     (["--set", "learn.network=plugins:Nothing"], "module 'plugins' has no 'Nothing'"),
+    (
+        ["--set", "share.policy=sys:maxsize"],
+        "expected a function or class, not 9223372036854775807",
+    ),
+    (["--set", "learn.lr"], "--set learn.lr: expected section.key=value"),
     (["--set", "learn.network=cnn"], "the network 'cnn' needs frames"),
     (["--tasks", "CartPole-v1,Krull", "--order", "same"], "tasks of one job must look alike"),
 ]

@@ -23,91 +23,63 @@ NETWORK = click.option(
 )
 
 
-@click.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})
-@click.option(
-    "-n", "ranks", type=int, metavar="N", help="Ranks; default: as many as the hostfile has."
-)
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-n", "ranks", type=int, metavar="N", help="Ranks; default: as the hostfile has.")
 @HOSTFILE
 @NETWORK
-@click.option("--env-server", is_flag=True, help="The last rank runs every environment.")
-@click.option("--ft", is_flag=True, help="Continue without ranks that die (Open MPI only).")
-@click.option(
-    "--max-time",
-    metavar="TIME",
-    help="Save and stop after so long, as in 90s, 20m, 2h; ranks that don't are killed.",
-)
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- train|evaluate …")
 @click.pass_context
-def launch(ctx: click.Context, /, dry_run: bool, **options: Any) -> None:
+def launch(
+    ctx: click.Context, /, hostfile: Path | None, dry_run: bool, arguments: Any, **options: Any
+) -> None:
     """Start train or evaluate with mpirun, with everything filled in that plain mpirun lacks.
 
     The MPI of this environment is found; root, more ranks than cores, variables, absolute paths
     and the hostfile's syntax are taken care of, and the command is printed. Ctrl-C lets the ranks
     save and stop (exit code 75); the second one ends them at once. A run counts as done only when
-    its run.h5 says so.
+    its run.h5 says so. With `train --max-time` ranks that don't stop in time are killed.
 
     \b
     canal-mpi launch -n 5 -- train --job quick
     canal-mpi launch --hostfile hostfiles/nano4-xavier1.hosts -- train --job quick
     """
     from canal_mpi.launch import supervise
-
-    request = _request(**options)
-    command = supervise.command_for(request)
-    click.echo(str(command))
-    if not dry_run:
-        ctx.exit(supervise.launch(request, command))
-
-
-def _request(
-    arguments: tuple[str, ...],
-    hostfile: Path | None,
-    max_time: str | None,
-    env_server: bool,
-    **options: Any,
-) -> Any:
-    from canal_mpi.cli import seconds_of
     from canal_mpi.launch.hostfile import read_hosts
-    from canal_mpi.launch.supervise import LaunchRequest
 
     if arguments[0] not in ("train", "evaluate"):
         raise UsageError(
             f"launch starts train or evaluate, not '{arguments[0]}': "
             "canal-mpi launch -n 5 -- train --job quick"
         )
-    typed, folder = [word for word in sys.argv[1 : -len(arguments)] if word != "--"], None
+    options["typed"] = shlex.join(w for w in sys.argv[1 : -len(arguments)] if w != "--")
+    options["hosts"] = tuple(read_hosts(hostfile)) if hostfile else ()
     if arguments[0] == "train":
-        arguments += ("--max-time", max_time) if max_time else ()
-        arguments, folder, max_time = _train_options(arguments)
-    return LaunchRequest(
-        arguments,
-        hosts=tuple(read_hosts(hostfile)) if hostfile else (),
-        env_servers=int(env_server),
-        max_time=seconds_of(max_time),
-        folder=folder,
-        typed=shlex.join(typed),
-        **options,
-    )
+        arguments, options["folder"], options["max_time"] = _train_options(arguments)
+    request = supervise.LaunchRequest(arguments, **options)
+    command = supervise.command_for(request)
+    click.echo(str(command))
+    if not dry_run:
+        ctx.exit(supervise.launch(request, command))
 
 
-def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, str | None]:
-    """The arguments of train, where the run will be, and its --max-time.
+def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, float | None]:
+    """The arguments of train, where the run will be, and the seconds of its --max-time.
 
     A run without a name gets one here.
     """
-    from canal_mpi.cli import train
+    from canal_mpi.cli import seconds_of, train
     from canal_mpi.results.files import file_name
 
-    words = [word for word in arguments[1:] if word != "--ft"]
-    given = train.make_context("canal-mpi train", words).params
+    given = train.make_context("canal-mpi train", list(arguments[1:])).params
+    seconds = seconds_of(given["max_time"])
     if named := given["resume"] or given["out"]:
-        return arguments, Path(named).absolute(), given["max_time"]
+        return arguments, Path(named).absolute(), seconds
     if not given["name"]:
         job = file_name(Path(given["job_file"] or "default").stem)[:40]
         given["name"] = f"{job}-{datetime.now():%Y%m%d-%H%M%S}"
         arguments += ("--name", given["name"])
-    return arguments, Path("runs", given["name"]).absolute(), given["max_time"]
+    return arguments, Path("runs", given["name"]).absolute(), seconds
 
 
 @click.command()
@@ -166,8 +138,5 @@ def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: An
     hosts = tuple(read_hosts(options["hostfile"])) if options["hostfile"] else ()
     request = CheckRequest(job, out.absolute(), hosts, options["network"], options["seconds"])
     report = check(request)
-    for line, failed in report.lines():
-        click.secho(line, fg="red" if failed else "green")
-    number = len(report.problems)
-    click.echo(f"{number} thing{'s' * (number > 1)} to fix." if number else "Fit to run.")
+    report.print()
     ctx.exit(int(bool(report.problems)))

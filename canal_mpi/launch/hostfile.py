@@ -17,10 +17,10 @@ from canal_mpi.errors import UsageError, suggestion
 
 NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?")
 RANGE = re.compile(r"(.*)\[(\d{1,5})-(\d{1,5})\](.*)")
-MOST_RANKS, MOST_HOSTS = 4096, 4096
-DIGITS = 10  # fewer than that has a number
+WORD = re.compile(r"(slots=)?(?P<ranks>\d{1,4})|env-server|speed=(?P<speed>\S+)|max[_-]slots=\d+")
+MOST_RANKS = 4096  # on a host; also the most hosts
 SLOWEST = 0.05  # speed factor
-SHAPE = "expected a name and a number of ranks, as in `nano-1 2` or `nano-[1-4]`"
+SHAPE = f"expected a name and 1 to {MOST_RANKS} ranks, as in `nano-1 2` or `nano-[1-4]`"
 
 
 @dataclass(frozen=True)
@@ -51,46 +51,35 @@ def parse_hosts(text: str, where: str) -> list[Host]:
     """Hosts from the text of a hostfile; UsageError names the line that is wrong."""
     found: list[Host] = []
     for number, line in enumerate(text.splitlines(), 1):
-        words = line.partition("#")[0].split()
+        words = line.partition("#")[0].replace(":", " ", 1).split()
         if words:
             found += _parse_line(words, f"{where}, line {number}")
-        if len(found) > MOST_HOSTS:
-            raise UsageError(f"{where} names more than the maximum of {MOST_HOSTS} hosts.")
-    if not found:
-        raise UsageError(f"{where} names no host; {SHAPE}.")
+        if len(found) > MOST_RANKS:
+            raise UsageError(f"{where} names more than the maximum of {MOST_RANKS} hosts.")
     names = [host.name for host in found]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
+    if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"{where}: host {twice[0]} is listed twice; give it one line.")
-    first = next((k for k, host in enumerate(found) if host.is_env_server), len(found))
-    if not all(host.is_env_server for host in found[first:]):
-        raise UsageError(f"{where}: hosts with env-server come last; move {names[first]} down.")
-    if first == 0:
-        raise UsageError(f"{where}: every host is an env-server; no agent would be left.")
+    if not found or found[0].is_env_server:
+        raise UsageError(f"{where} names no host for the first agent; {SHAPE}.")
+    serving = [host.is_env_server for host in found]
+    if serving != sorted(serving):
+        name = names[serving.index(True)]
+        raise UsageError(f"{where}: hosts with env-server come last; move {name} down.")
     return found
 
 
 def _parse_line(words: Sequence[str], where: str) -> list[Host]:
-    name, colon, number = words[0].partition(":")
-    given = [number] if colon else []
-    is_env_server, speed = False, 1.0
-    for word in words[1:]:
-        if word.isdecimal() or word.startswith("slots="):
-            given.append(word.removeprefix("slots="))
-        elif word == "env-server":
-            is_env_server = True
-        elif word.startswith("speed="):
-            speed = speed_of(word.removeprefix("speed="), where)
-        elif not word.startswith(("max_slots=", "max-slots=")):
+    name, *options = words
+    ranks, speed = 0, 1.0
+    for word in options:
+        found = WORD.fullmatch(word)
+        if not found or (found["ranks"] and (ranks or not 1 <= int(found["ranks"]) <= MOST_RANKS)):
             hint = suggestion(word, ["env-server", "slots=1", "speed=0.5"]) or ";"
-            raise UsageError(f"{where}: '{word}' is not understood{hint} {SHAPE}.")
-    fit = (g.isdecimal() and len(g) < DIGITS and 1 <= int(g) <= MOST_RANKS for g in given)
-    if len(given) > 1 or not all(fit):
-        raise UsageError(
-            f"{where}: '{' '.join(words)}': {SHAPE}, 1 to {MOST_RANKS} ranks per host."
-        )
-    ranks = int(given[0]) if given else 1
-    return [Host(one, ranks, is_env_server, speed) for one in _expand(name, where)]
+            raise UsageError(f"{where}: '{word[:50]}' is not understood{hint} {SHAPE}.")
+        ranks = int(found["ranks"] or ranks)
+        speed = speed_of(found["speed"], where) if found["speed"] else speed
+    serves = "env-server" in options
+    return [Host(one, ranks or 1, serves, speed) for one in _expand(name, where)]
 
 
 def speed_of(text: str, where: str) -> float:
@@ -105,15 +94,13 @@ def speed_of(text: str, where: str) -> float:
 
 
 def _expand(name: str, where: str) -> list[str]:
-    found = RANGE.fullmatch(name)
-    if found:
-        low, high = int(found[2]), int(found[3])
-        if not low <= high < low + MOST_HOSTS:
-            raise UsageError(f"{where}: '{name}': the range must go up, as in nano-[1-4].")
-        names = [f"{found[1]}{k:0{len(found[2])}d}{found[4]}" for k in range(low, high + 1)]
-    else:
-        names = [name]
-    if not NAME.fullmatch(names[0]):
+    """The names that a name with a range stands for."""
+    names = [name]
+    if found := RANGE.fullmatch(name):
+        first, low, high, last = found.groups()
+        numbers = range(int(low), int(high) + 1)
+        names = [f"{first}{number:0{len(low)}d}{last}" for number in numbers]
+    if not names or not NAME.fullmatch(names[0]):
         raise UsageError(f"{where}: '{name}' is not a host name; {SHAPE}.")
     return names
 

