@@ -285,9 +285,8 @@ def inspect(ctx: click.Context, path: Path, verify: bool, other: Path | None) ->
     from canal_mpi.results import inspect as files
 
     if verify:
-        found = files.files_of(path)
-        wrong = [words for file in found for words in files.verify(file)]
-        click.echo("\n".join(wrong) if wrong else f"{len(found)} files are whole.")
+        count, wrong = files.verify_all(path)
+        click.echo("\n".join(wrong) if wrong else f"{count} files are whole.")
         ctx.exit(int(bool(wrong)))
     if other is None:
         click.echo("\n".join(files.tree(path)))

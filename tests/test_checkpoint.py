@@ -119,6 +119,10 @@ def test_a_survey_finds_whole_checkpoints_and_names_damaged_ones(tmp_path: Path)
     assert [(f.agent, f.mark) for f in found] == [(3, Mark(1, 1))]
     assert (found[0].run_id, found[0].agents, found[0].job) == ("x", 5, "seed = 1")
     assert len(damaged) == 1 and str(spoilt) in damaged[0]
+    lesson = tmp_path / "membuf" / "agent-0" / "round-01-x.h5"
+    lesson.parent.mkdir(parents=True)
+    lesson.write_bytes(b"x" * 1000)
+    assert survey(tmp_path)[0] == found and str(lesson) in survey(tmp_path)[1][1]
 
 
 def test_a_checkpoint_under_another_name_is_not_believed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from launch import mpirun
 from madeup import write_run
 from small import Sink, played, small_agent, small_job
 from test_store import info
@@ -19,7 +20,7 @@ from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.checkpoint import Checkpoints, folder_of
 from canal_mpi.results.files import image, read_arrays, write_arrays
-from canal_mpi.results.inspect import export, tree, verify
+from canal_mpi.results.inspect import differences, export, tree, verify, verify_all
 from canal_mpi.results.store import Store
 from canal_mpi.settings import CheckpointConfig
 
@@ -57,6 +58,24 @@ def test_a_run_that_is_whole_passes(run: Path) -> None:
     result = CliRunner().invoke(cli, ["inspect", str(run), "--verify"])
     assert result.exit_code == 0, result.output
     assert "7 files are whole" in result.output
+
+
+@pytest.mark.mpi
+def test_files_of_another_run_are_told_though_each_is_whole(tmp_path: Path) -> None:
+    """A real run of two agents: its run.h5 names the files that belong to it."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    for seed, folder in enumerate((a, b)):
+        flags = ("--job", "smoke", "--frames", "60", "-q", "--seed", str(seed))
+        assert mpirun(2, "train", *flags, "--out", str(folder), timeout=300).code == 0
+    assert verify_all(a)[1] == [] and differences(a, a) == []
+    assert any(line.startswith("files/sha256") for line in differences(a, b))
+    lesson, learner = sorted(a.glob("membuf/agent-0/*"))[0], a / "checkpoints/agent-1/learner.h5"
+    learner.write_bytes((b / "checkpoints/agent-1/learner.h5").read_bytes())
+    lesson.unlink()
+    result = CliRunner().invoke(cli, ["inspect", str(a), "--verify"])
+    assert result.exit_code == 1
+    assert f"{lesson} is missing" in result.output
+    assert f"{learner} is not the one that this run wrote" in result.output
 
 
 def test_every_flipped_bit_of_every_file_is_found(run: Path, tmp_path: Path) -> None:

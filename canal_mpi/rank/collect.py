@@ -15,7 +15,7 @@ from canal_mpi.interfaces import Columns
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.display import Display
 from canal_mpi.rank.world import World
-from canal_mpi.results.files import file_name, write_arrays
+from canal_mpi.results.files import digest, file_name, write_arrays
 from canal_mpi.results.store import ROWS_LIMIT, Rows, Store
 from canal_mpi.state import strip_prefix, with_prefix
 from canal_mpi.topology import Tag
@@ -47,9 +47,11 @@ class Collector(Rows):
         self._busy = False  # a message is being received
 
     def save(self, kind: str, name: str, columns: Columns) -> None:
-        """Write arrays to a file of this agent."""
-        path = self.folder / kind / f"agent-{self.agent}" / f"{file_name(name)}.h5"
-        write_arrays(path, columns, {"agent": self.agent, "kind": kind, "name": name})
+        """Write arrays to a file of this agent; run.h5 will tell its digest."""
+        path = f"{kind}/agent-{self.agent}/{file_name(name)}.h5"
+        about = {"agent": self.agent, "kind": kind, "name": name}
+        write_arrays(self.folder / path, columns, about)
+        self.add("files", agent=self.agent, path=path, sha256=digest(columns))
 
     def flush(self, round_: int) -> None:
         """Bring this round's rows of all agents together and write run.h5."""

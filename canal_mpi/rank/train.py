@@ -80,7 +80,7 @@ def _prepare_folder(
     if point:
         resume.clean_up(world, plan.folder, point)
         for flaw in point.damaged if world.is_root else ():
-            print_error(f"warning: {flaw} An older checkpoint is used.")
+            print_error(f"warning: {flaw} The run is resumed without it.")
     elif world.is_root:
         rows = min(plan.job.train.steps, plan.job.share.rows)
         needed = (4 << 20) + rows * 32 * len(plan.orders[0]) * world.agents

@@ -142,14 +142,17 @@ class Found:
 
 
 def survey(run: Path) -> tuple[list[Found], list[str]]:
-    """Every whole checkpoint of every agent on this host, and what is wrong with the others."""
+    """Every whole checkpoint of every agent on this host, and which other files are damaged."""
     found, damaged = [], []
-    for path in sorted((run / "checkpoints").glob("agent-*/round-*.h5")):
-        if NAME.fullmatch(path.name) and FOLDER.fullmatch(path.parent.name):
-            try:
+    kept = sorted(run.glob("checkpoints/agent-*/round-*.h5"))
+    for path in (*kept, *sorted(run.glob("membuf/agent-*/*.h5"))):
+        try:
+            if path not in kept:
+                checked_image(path)
+            elif NAME.fullmatch(path.name) and FOLDER.fullmatch(path.parent.name):
                 found.append(checked(path))
-            except (DamagedData, StorageError) as error:
-                damaged.append(str(error))
+        except (DamagedData, StorageError) as error:
+            damaged.append(str(error))
     return found, damaged
 
 

@@ -316,6 +316,14 @@ def write_arrays(path: Path, columns: Columns, attributes: dict[str, Any]) -> No
     write_whole(path, array_image(columns, attributes))
 
 
+def digest(columns: Columns) -> str:
+    """SHA-256 of the names, types, shapes and values of arrays, however a file packs them."""
+    total = hashlib.sha256()
+    for name, column in sorted(columns.items()):
+        total.update(f"{name} {column.dtype.str} {column.shape}\n".encode() + column.tobytes())
+    return total.hexdigest()
+
+
 def array_image(columns: Columns, attributes: dict[str, Any], pack: bool = True) -> bytes:
     """The bytes of a file of named arrays; unpacked they take a tenth of the time to write."""
 

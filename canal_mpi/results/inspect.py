@@ -20,9 +20,11 @@ from canal_mpi.results.files import (
     attributes_of,
     checked_image,
     contents,
+    digest,
     opened,
     parse_arrays,
     parse_attributes,
+    read_arrays,
     read_bytes,
     write_whole,
 )
@@ -120,6 +122,30 @@ def _bytes_of(values: Array) -> Array:
 
 
 # ── is it whole? ───────────────────────────────────────────────────────────────────────────────
+
+
+def verify_all(path: Path) -> tuple[int, list[str]]:
+    """How many files were looked at, and what is wrong with them or missing."""
+    files = files_of(path)
+    wrong = [words for file in files for words in verify(file)]
+    if path.is_dir() and (path / "run.h5").exists() and not wrong:
+        wrong = list(_against_manifest(load(path)))
+    return len(files), wrong
+
+
+def _against_manifest(run: Run) -> Iterator[str]:
+    """Files that are not those of run.h5; agents without a folder were on other hosts.
+
+    A run that ends inside a round leaves a newer learner.h5 than run.h5 knows.
+    """
+    rows = zip(run["files"]["path"], run["files"]["sha256"], strict=True)
+    for name, sha256 in dict(rows).items():
+        file = run.folder / name
+        if file.parent.is_dir() and (run.status == "finished" or file.name != "learner.h5"):
+            if not file.is_file():
+                yield f"{file} is missing"
+            elif digest(read_arrays(file)) != sha256:
+                yield f"{file} is not the one that this run wrote"
 
 
 def files_of(path: Path) -> list[Path]:

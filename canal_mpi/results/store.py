@@ -131,6 +131,11 @@ TABLES: dict[str, dict[str, Column]] = {
         "agreement": Column("<f8", "fraction of equal greedy actions on them"),
         "reason": Column("S200", "why it was refused"),
     },
+    "files": {
+        "agent": AGENT,
+        "path": Column("S200", "file that the agent wrote, in the folder of the run"),
+        "sha256": Column(TEXT, "digest of its arrays; the newest row of a path holds"),
+    },
     "relays": {
         "agent": _volatile("<i4", "agent that passed a lesson on"),
         "round": _volatile("<i4", "round that it was in"),
