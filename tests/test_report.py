@@ -182,7 +182,7 @@ def only_the_task_just_learnt(agent: int, after: int, task: str) -> float:
 def test_a_figure_with_nothing_to_show_is_left_out_with_what_would_fill_it(tmp_path: Path) -> None:
     text, found = made(write_run(tmp_path / "b", score=only_the_task_just_learnt))
     assert "forgetting" not in found.ids()
-    need = "it needs evaluations on all tasks: --set evaluation.tasks=all"
+    need = "it needs evaluations: --set evaluation.episodes=30"
     assert f"Left out: What was kept until the end; {need}." in text
 
 

@@ -18,19 +18,19 @@ from madeup import write_run
 
 from canal_mpi.cli import cli
 from canal_mpi.config import from_toml
-from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.errors import UsageError
 from canal_mpi.experiments import runner as runners
 from canal_mpi.experiments.points import FINISHED, Point, save
 from canal_mpi.experiments.runner import (
     BROKEN,
     ELSEWHERE,
+    STEPS_PER_SECOND,
     STOPPED,
     Progress,
     Runner,
     dry_run,
-    estimate,
+    guess,
     last_error,
-    time_trial,
 )
 from canal_mpi.launch import mpirun as launcher
 from canal_mpi.launch.mpirun import Command
@@ -323,34 +323,26 @@ def test_on_a_terminal_one_line_is_replaced(
     assert said == "\r\x1b[K" + "0 of 40 points are "
 
 
-def test_a_trial_that_takes_too_long_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runners, "TRIAL_TIMEOUT", 0.01)
-    with pytest.raises(RankFailed, match="the trial of 600 steps took more than"):
-        time_trial(Job(tasks=("CartPole-v1",)))
-
-
-def test_estimates_count_steps_lessons_crowding_and_slow_devices() -> None:
-    job, trial = Job(tasks=("a", "b"), order="rotate"), (0.001, 1.0)
-    one = estimate(Point("x", job, 1), trial)
-    assert one == pytest.approx(2 * (20 + 1))
-    assert estimate(Point("x", job, 1000), trial) > 100 * one
+def test_guesses_count_steps_lessons_crowding_and_slow_devices() -> None:
+    job = Job(tasks=("a", "b"), order="rotate")
+    one = guess(Point("x", job, 1))
+    assert one == pytest.approx(2 * job.train.steps / STEPS_PER_SECOND)
+    assert guess(Point("x", job, 1000)) > 100 * one
     slow = replace(job, emulate=("n@0.25",))
-    assert estimate(Point("x", slow, 1), trial) == pytest.approx(4 * one)
-    both = estimate(Point("x", job, 2), trial)  # both tasks are known after the first round
+    assert guess(Point("x", slow, 1)) == pytest.approx(4 * one)
     alone = replace(job, share=replace(job.share, policy="none"))
-    assert both == pytest.approx(estimate(Point("x", alone, 2), trial) * (15 + 1) / (20 + 1))
+    both, without = guess(Point("x", job, 2)), guess(Point("x", alone, 2))
+    assert both == pytest.approx(0.75 * without)  # both tasks are known after the first round
 
 
-def test_a_dry_run_tells_groups_of_seeds_by_what_their_runs_took(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run of 30 s is finished; the second group is tried out."""
-    monkeypatch.setattr(runners, "time_trial", lambda job: (0.01, 0.0))
+def test_a_dry_run_tells_groups_of_seeds_by_what_their_runs_took(tmp_path: Path) -> None:
+    """A run of 30 s is finished; of the second group there is none."""
     job = madeup_point(tmp_path, "a").job  # 3 tasks of 10 s each
     found = [Point(n, job, 2, {"arm": n[0], "seed": n}) for n in ("a", "a2", "b1")]
     lines = dry_run(tmp_path, found, slots=2)
     assert [line.split()[:4] for line in lines[1:3]] == [["a", "2", "2", "1"], ["b", "2", "1", "0"]]
     assert lines[1].endswith("about 34 s") and lines[-1].startswith(" 3 points, 1 finished")
+    assert lines[2].endswith(", a guess")
 
 
 # Real ranks

@@ -8,16 +8,14 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from math import inf, isfinite, nan
+from dataclasses import dataclass, field
+from math import inf, nan
 from pathlib import Path
 from shutil import get_terminal_size
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from time import monotonic, sleep
 from typing import Any
 
@@ -26,7 +24,6 @@ from canal_mpi.errors import (
     CanalError,
     DamagedData,
     DirectoryInUse,
-    RankFailed,
     Stopped,
     UsageError,
 )
@@ -38,7 +35,6 @@ from canal_mpi.launch.mpirun import (
     build_command,
     clean_up,
     end_at_once,
-    program,
     start_process,
     temporary_folder,
 )
@@ -46,10 +42,9 @@ from canal_mpi.launch.supervise import STOP_SIGNALS
 from canal_mpi.rank.plan import devices
 from canal_mpi.results.compare import Measured
 from canal_mpi.results.measures import mean
-from canal_mpi.results.progress import clean, duration, number, remaining
+from canal_mpi.results.progress import clean, duration, remaining
 from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import locked, run_status, status_of
-from canal_mpi.settings import Job
 
 POLL_SECONDS = 0.2
 RETRY_SECONDS = 10.0  # until a point that another host has is tried again
@@ -58,8 +53,8 @@ WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: by
 STOPPED, BROKEN = "stopped", "broken"
 TEMPLATE = "sweep-array.sbatch"
 CLEAR_LINE = "\r\x1b[K"
-TRIAL_STEPS, TRIAL_TIMEOUT = 600, 300.0
 START_SECONDS = 4.0  # until the first step of a run
+STEPS_PER_SECOND = 600.0  # of one agent that has a core of a PC, with the default network
 LESSON_COST = 0.5  # time of a task with a lesson as part of one that is played
 
 
@@ -310,14 +305,12 @@ class Progress:
         return words if done == count else f"{words} · {remaining(self.seconds_left())}"
 
     def seconds_left(self) -> float:
-        """Seconds until all are finished, by steps; NaN before anything is known."""
+        """Seconds until all are finished, by the steps of those that are; NaN before any is."""
         running, waiting = self.runner.having(RUNNING), self.runner.having(WAITING)
         sizes = [run.size for run in (*running, *waiting)]
-        known = [(run, run.seconds) for run in self.runner.having(FINISHED) if run.seconds]
-        left = [(r, number(run_status(r.folder).facts.get("left"))) for r in running]
-        known += [(run, run.seconds + seconds) for run, seconds in left]
+        known = [run for run in self.runner.having(FINISHED) if run.seconds]
         least = max(sizes, default=0) / COMPARABLE
-        rates = [s / run.size for run, s in known if isfinite(s) and run.size >= least]
+        rates = [run.seconds / run.size for run in known if run.size >= least]
         if not rates:
             return nan
         spent = sum(min(run.seconds, fmean(rates) * run.size) for run in running)
@@ -364,20 +357,14 @@ def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
     groups: dict[str, list[Point]] = {}
     for point in points:
         groups.setdefault(point.group, []).append(point)
-    known = {name: [done[p.name] for p in ps if p.name in done] for name, ps in groups.items()}
-    largest = max(points, key=lambda p: p.job.train.steps).job
-    trial = time_trial(largest) if not all(known.values()) else (0.0, 0.0)
-    times = {
-        name: START_SECONDS + (fmean(known[name]) if known[name] else estimate(members[0], trial))
-        for name, members in groups.items()
-    }
-    width = max(5, *map(len, groups))
+    width, times = max(5, *map(len, groups)), dict[str, float]()
     lines = [f" {'what':<{width}}  ranks  runs  finished  each"]
     for name, members in groups.items():
-        facts = (
-            f"{members[0].ranks:>5}  {len(members):>4}  {sum(p.name in done for p in members):>8}"
-        )
-        lines.append(f" {name:<{width}}  {facts}  about {duration(times[name])}")
+        taken = [done[point.name] for point in members if point.name in done]
+        times[name] = START_SECONDS + (fmean(taken) if taken else guess(members[0]))
+        facts = f"{members[0].ranks:>5}  {len(members):>4}  {len(taken):>8}"
+        how = "" if taken else ", a guess"
+        lines.append(f" {name:<{width}}  {facts}  about {duration(times[name])}{how}")
     left = [(p, times[p.group]) for p in points if p.name not in done]
     shares = [seconds * (1.0 if p.hosts else min(p.ranks / slots, 1.0)) for p, seconds in left]
     total = max(sum(shares), *(seconds for _, seconds in left)) if left else 0.0
@@ -385,43 +372,9 @@ def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
     return [*lines, f" {runs} · with {slots} slots about {duration(total)} to go · {folder}"]
 
 
-def time_trial(job: Job) -> tuple[float, float]:
-    """One agent plays a part of its first task: seconds per step, and besides for the task."""
-    steps = min(TRIAL_STEPS, job.train.steps)
-    half = max(steps // 2, 1)  # in the first one things are loaded and compiled
-    short = replace(
-        job, emulate=(), train=replace(job.train, steps=steps, rounds=1, log_interval=half)
-    )
-    with TemporaryDirectory(prefix="canal-") as folder:
-        run, file = Path(folder) / "trial", Path(folder) / "job.toml"
-        file.write_text(config.to_toml(short), encoding="utf-8")
-        _run_trial([*program(), "train", "-q", "--job", str(file), "--out", str(run)], steps)
-        trial = load(run)
-    rows = trial["train"]
-    busy = rows["env_seconds"] + rows["learn_seconds"]
-    return float(busy[-1]) / half, max(trial.seconds - float(busy.sum()), 0.0)
-
-
-def _run_trial(command: list[str], steps: int) -> None:
-    env = Command(command, settings=False).environment()
-    given: dict[str, Any] = {"env": env, "capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, timeout=TRIAL_TIMEOUT, **given)
-    except subprocess.TimeoutExpired as error:
-        raise RankFailed(
-            f"the trial of {steps} steps took more than {TRIAL_TIMEOUT:.0f} s, so no time can be "
-            "told: shorten evaluation.episodes or evaluation.max_steps, or leave out --dry-run."
-        ) from error
-    said = done.stderr.strip().removeprefix("canal-mpi: ")
-    if done.returncode == UsageError.code:
-        raise UsageError(said)
-    if done.returncode:
-        raise RankFailed(f"the trial run failed: {said or done.returncode}")
-
-
-def estimate(point: Point, trial: tuple[float, float]) -> float:
+def guess(point: Point) -> float:
     """About so many seconds: tasks that others have learnt before are taken to come as lessons."""
-    job, agents, (step, besides) = point.job, point.agents, trial
+    job, agents = point.job, point.agents
     rounds = job.train.rounds or len(job.tasks)
     orders = [order_of(job.order, job.tasks, k, job.seed)[:rounds] for k in range(agents)]
     known, taught = set[str](), 0
@@ -431,4 +384,4 @@ def estimate(point: Point, trial: tuple[float, float]) -> float:
     part = 1 - (1 - LESSON_COST) * taught / (agents * rounds)
     crowd = max(point.ranks / cores(), 1.0) if not point.hosts else 1.0
     slowest = min(device.speed for device in devices(job, ["here"] * point.ranks))
-    return rounds * (part * step * job.train.steps + besides) * max(crowd, 1 / slowest)
+    return part * rounds * job.train.steps / STEPS_PER_SECOND * max(crowd, 1 / slowest)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from canal_mpi import config
-from canal_mpi.errors import CanalError, UsageError
+from canal_mpi.errors import UsageError
 from canal_mpi.experiments.points import (
     MAX_POINTS,
     Column,
@@ -171,20 +171,17 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
 
 
 def _facts(folder: Path, points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
-    def known(value: Callable[[Run], Any], missing: Any = nan) -> list[Any]:
-        return [value(runs[p.name]) if p.name in runs else missing for p in points]
+    def known(value: Callable[[Run], Any]) -> list[float]:
+        return [float(value(runs[p.name])) if p.name in runs else nan for p in points]
 
-    own = known(lambda r: r["tasks"]["env_steps"].sum(), 0)
-    probing = known(lambda r: r["tasks"]["probe_steps"].sum(), 0)
-    slowest = known(lambda r: float(r["agents"]["speed"].min()))
     return {
         "name": ([p.name for p in points], "the point, and its run directory beside this file"),
         "status": ([status_of(folder / p.name) for p in points], "finished, or how far its run is"),
         "agents": ([p.agents for p in points], "agents of the run"),
         "seed": ([p.job.seed for p in points], "seed of the run"),
-        "slowest": (slowest, "speed of the slowest emulated device, 1 where none was slowed"),
-        "env_steps": (own, "own training steps in the environment, of all agents together"),
-        "probe_steps": (probing, "steps spent on choosing lessons, of all agents together"),
+        "slowest": (known(lambda r: r["agents"]["speed"].min()), "speed of the slowest device"),
+        "env_steps": (known(lambda r: r["tasks"]["env_steps"].sum()), "training steps, all agents"),
+        "probe_steps": (known(lambda r: r["tasks"]["probe_steps"].sum()), "steps of decisions"),
         "seconds": (known(lambda r: r.seconds), "wall time inside tasks, slowest agent"),
     }
 
@@ -192,10 +189,7 @@ def _facts(folder: Path, points: Sequence[Point], runs: dict[str, Run]) -> dict[
 def _measures(points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
     """Each measure of each run as one number, on a scale that all runs of the same tasks share."""
     same = len({tuple(run.tasks) for run in runs.values()}) == 1
-    try:
-        scale = scale_for(list(runs.values())) if same else None
-    except CanalError:
-        scale = None
+    scale = scale_for(list(runs.values())) if same else None
     found = {name: Measured(run, scale).measures() for name, run in runs.items()}
     columns: dict[str, Column] = {}
     for name, measure in next(iter(found.values())).items():

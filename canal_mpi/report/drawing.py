@@ -183,7 +183,7 @@ class Figure:
         text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}{self.key}-", text)
         text = re.sub(r"#[0-9a-f]{6}\b", lambda found: CSS_NAMES.get(found[0], found[0]), text)
-        text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+        text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
         _, box, rest = re.split(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
         label = Markup('role="img" aria-label="{}"').format(f"{self.title}. {words}")
         return Markup(f"<svg {box} {label}>{rest}")

@@ -16,16 +16,15 @@ from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
 Shown = Figure | LeftOut
-PARTS = {  # what time is spent on: the table and column of its seconds, and a colour
-    "environment": ("train", "env_seconds", SERIES[0]),
-    "learning": ("train", "learn_seconds", SERIES[2]),
-    "evaluation": ("tasks", "evaluate_seconds", SERIES[4]),
-    "exchange": ("tasks", "exchange_seconds", SERIES[3]),
-    "waiting for agents": ("tasks", "wait_seconds", SERIES[1]),
-    "checkpoints": ("tasks", "save_seconds", SERIES[6]),
-    "other": ("", "", SERIES[7]),
+PARTS = {  # what time is spent on: the columns of its seconds in /tasks or /train, and a colour
+    "environment": (("env_seconds", "probe_seconds"), SERIES[0]),
+    "learning": (("learn_seconds", "pretrain_seconds", "remember_seconds"), SERIES[2]),
+    "evaluation": (("evaluate_seconds",), SERIES[4]),
+    "exchange": (("exchange_seconds",), SERIES[3]),
+    "waiting for agents": (("wait_seconds",), SERIES[1]),
+    "files": (("save_seconds",), SERIES[6]),
+    "other": ((), SERIES[7]),
 }
-EVALUATE_ALL = "it needs evaluations on all tasks: --set evaluation.tasks=all"
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 
 
@@ -38,9 +37,11 @@ def seconds_by_part(run: Run) -> Array:
     """[agent, part]: seconds that each agent spent on each of PARTS."""
     found = np.zeros((len(run.agents), len(PARTS)))
     for k, agent in enumerate(run.agents):
-        for j, (table, column, _) in enumerate(PARTS.values()):
-            if table and column in run[table]:
-                found[k, j] = np.nansum(run[table][column][run[table]["agent"] == agent])
+        for j, (columns, _) in enumerate(PARTS.values()):
+            for column in columns:
+                table = run["tasks"] if column in run["tasks"] else run["train"]
+                if column in table:
+                    found[k, j] += np.nansum(table[column][table["agent"] == agent])
         total = np.nansum(run["tasks"]["seconds"][run["tasks"]["agent"] == agent])
         found[k, -1] = max(total - found[k].sum(), 0.0)
     return found
@@ -111,7 +112,7 @@ def forgetting(measured: Measured) -> Shown:
     words = "Tasks learnt before the last round, means over agents. Green: kept; orange: forgotten."
     if not len(tasks):
         enough = measured.rounds_done > 1
-        return LeftOut(title, EVALUATE_ALL if enough else "it needs at least two rounds")
+        return LeftOut(title, EVALUATE if enough else "it needs at least two rounds")
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
@@ -134,7 +135,7 @@ def time_bars(run: Run) -> Shown:
     figure = Figure("time", title, words, 0.6 + 0.24 * len(spent), xlabel="seconds inside tasks")
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
-    for k, (name, (*_, colour)) in enumerate(PARTS.items()):
+    for k, (name, (_, colour)) in enumerate(PARTS.items()):
         if not spent[:, k].any():
             continue
         figure.axes.barh(rows, spent[:, k], 0.8, starts[:, k], color=colour, label=name)
@@ -152,17 +153,19 @@ def time_bars(run: Run) -> Shown:
 
 def progress(comparison: Comparison) -> Shown:
     """Mean score over agents and tasks against the steps of all agents."""
-    title = "How fast agents get better"
-    groups = [(k, group) for k, group in enumerate(comparison.groups) if group.whole]
-    if not groups:
-        return LeftOut(title, EVALUATE_ALL)
-    words = "Means over agents and tasks after each round; bands: 95 %, bootstrap over seeds."
+    title, found = (
+        "How fast agents get better",
+        [g.progress(comparison.whole) for g in comparison.groups],
+    )
+    if all(np.isnan(scores).any() for _, scores in found):
+        return LeftOut(title, EVALUATE)
+    what = "all tasks" if comparison.whole else "tasks learnt so far, others as random play"
+    words = f"Means over agents and rounds, {what}; bands: 95 %, bootstrap over seeds."
     figure = Figure("progress", title, words, xlabel="environment steps of all agents")
-    for k, group in groups:
-        rounds = min(run.P.shape[1] for run in group.runs)
-        steps = np.mean([run.steps[:, :rounds].sum(axis=0) for run in group.runs], axis=0)
-        scores = np.stack([run.P[:, :rounds].mean(axis=(0, 2)) for run in group.runs])
-        figure.curve(k, steps, bootstrap(lambda x: x.mean(axis=-2), scores), group.label)
+    for k, (steps, scores) in enumerate(found):
+        if not np.isnan(scores).any():
+            band = bootstrap(lambda x: x.mean(axis=-2), scores)
+            figure.curve(k, steps, band, comparison.groups[k].label)
     figure.axes.set_ylabel("mean score")
     figure.fit()
     figure.axes.set_xlim(left=0)

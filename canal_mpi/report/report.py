@@ -138,7 +138,7 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        words = "Old tasks were not evaluated again: --set evaluation.tasks=all does it."
+        words = "It needs scores right after tasks and at the end: --set evaluation.episodes=30."
         return Card(question, "not measured", words)
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"

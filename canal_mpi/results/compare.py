@@ -13,7 +13,6 @@ from canal_mpi.results.measures import (
     Evaluations,
     Scale,
     instant_reward,
-    interval,
     mean,
     mean_where,
     natural_scale,
@@ -48,6 +47,13 @@ class Measured(Evaluations):
             scores = np.concatenate([[self.P[agent, first, task]], scores])
         known = ~np.isnan(scores)
         return steps[known], scores[known]
+
+    def reached(self) -> Array:
+        """[after_round]: mean over agents and rounds of the scores right after tasks so far."""
+        rounds = np.arange(self.rounds_done + 1)[:, None, None]
+        done = (self.when > 0) & (self.when <= rounds)  # [after_round, agent, task]
+        total = np.where(done, self.learnt, 0).sum(axis=(1, 2))
+        return np.asarray(total / (len(self.when) * self.run.rounds))
 
     def even_curve(self, agent: int, task: int) -> Array:
         """The same at evenly spaced steps up to the budget of a task."""
@@ -98,11 +104,15 @@ class Group:
         """Whether every run has all evaluations."""
         return all(run.whole for run in self.runs)
 
-    def progress(self) -> tuple[Array, Array]:
-        """Steps of all agents, and [agent of any run, after_round] mean scores over tasks."""
+    def progress(self, whole: bool) -> tuple[Array, Array]:
+        """Steps of all agents, and [run, after_round] mean scores over agents and tasks.
+
+        Unless all evaluations are there, by those right after tasks: others count as random play.
+        """
         rounds = min(run.P.shape[1] for run in self.runs)
         steps = np.mean([run.steps[:, :rounds].sum(axis=0) for run in self.runs], axis=0)
-        return steps, np.concatenate([run.P[:, :rounds].mean(axis=2) for run in self.runs])
+        scores = [run.P.mean(axis=(0, 2)) if whole else run.reached() for run in self.runs]
+        return steps, np.stack([score[:rounds] for score in scores])
 
     def clock(self) -> tuple[Array, Array]:
         """Steps of the busiest agent, and ICR, averaged over the runs."""
@@ -139,6 +149,11 @@ class Comparison:
         """The tasks of all runs."""
         return self.groups[0].runs[0].run.tasks
 
+    @property
+    def whole(self) -> bool:
+        """Whether every run has all evaluations."""
+        return all(group.whole for group in self.groups)
+
     def versus(self, group: Group) -> dict[str, float]:
         """What a group gains over the baseline, the single agent and the experts."""
         found: dict[str, float] = {}
@@ -149,21 +164,18 @@ class Comparison:
         return found | (self._versus_experts(group) if self.experts else {})
 
     def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
-        low, high = interval(improvement, group.learnt, base.learnt)
         return {
             "forward transfer": mean(forward_transfer(group.areas(), base.areas())),
             "probability of improvement": improvement(group.learnt, base.learnt),
-            "probability of improvement, low": low,
-            "probability of improvement, high": high,
             **{f"TA_mean({part:.0%})": self.advantage(group, part) for part in TOLD},
         }
 
     def advantage(self, group: Group, part: float) -> float:
         """TA_mean(p): steps of all agents to p of what the baseline reaches; without / with."""
         base = self.baseline
-        if base is None or not (group.whole and base.whole):
+        if base is None:
             return float("nan")
-        (steps, scores), (base_steps, base_scores) = group.progress(), base.progress()
+        (steps, scores), (base_steps, base_scores) = (g.progress(self.whole) for g in (group, base))
         ours, theirs = scores.mean(axis=0), base_scores.mean(axis=0)
         return time_advantage(part * theirs[-1], steps, ours, base_steps, theirs)
 
