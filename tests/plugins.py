@@ -135,11 +135,23 @@ class Linear(Learner):
         self.weights[:], self.updates = state["weights"], int(state["updates"][0])
 
 
-class NanReward(gymnasium.Env[Array, np.int64]):
-    """Gives a reward that is not a number at its 20th step."""
+BAD_NUMBERS = {  # what environments of these names give at their 20th step
+    "NanReward": (np.zeros(2), float("nan")),
+    "HugeReward": (np.zeros(2), 1e300),
+    "NanObs": (np.array([0, float("nan")]), 0.0),
+    "NoObs": (None, 0.0),
+    "ShortObs": (np.zeros(1), 0.0),
+}
+
+
+class BadNumbers(gymnasium.Env[Array, np.int64]):
+    """Gives an observation or a reward that no buffer can hold."""
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, kind: str) -> None:
+        self.bad = BAD_NUMBERS[kind]
 
     def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
         self.steps = 0
@@ -147,11 +159,12 @@ class NanReward(gymnasium.Env[Array, np.int64]):
 
     def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, object]]:
         self.steps += 1
-        reward = float("nan") if self.steps == 20 else 0.0
-        return np.zeros(2, dtype=np.float32), reward, False, False, {}
+        obs, reward = self.bad if self.steps == 20 else (np.zeros(2), 0.0)
+        return obs, reward, False, False, {}  # type: ignore[return-value]
 
 
-gymnasium.register("NanReward-v0", "plugins:NanReward")
+for _kind in BAD_NUMBERS:
+    gymnasium.register(f"{_kind}-v0", "plugins:BadNumbers", kwargs={"kind": _kind})
 
 
 class Sleepy(gymnasium.Env[Array, np.int64]):

@@ -456,6 +456,61 @@ def test_terminated_wins_over_truncated(odd: str) -> None:
     assert game.step(0)[2] == TERMINATED
 
 
+class Misbehaving(gymnasium.Env[Any, Any]):
+    """Gives what it is told to give at its second step."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, dtype: Any, obs: Any, reward: Any) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 255, (2,), dtype)
+        self.good, self.bad = (np.zeros(2, dtype), 0.0), (obs, reward)
+
+    def reset(self, **options: Any) -> tuple[Array, dict[str, Any]]:
+        self.turn = 0
+        return self.good[0], {}
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self.turn += 1
+        return *(self.bad if self.turn == 2 else self.good), False, False, {}
+
+
+def second_step(dtype: Any, obs: Any, reward: Any = 0.0) -> Turn:
+    gymnasium.register("Bad-v0", entry_point=lambda **_: Misbehaving(dtype, obs, reward))
+    try:
+        game = GymGame("Bad-v0", TaskConfig(), seed(1))
+    finally:
+        del gymnasium.registry["Bad-v0"]
+    game.reset()
+    game.step(0)
+    return game.step(0)
+
+
+def test_numbers_that_a_buffer_cannot_hold_end_the_rank_with_their_name() -> None:
+    nan, inf = float("nan"), float("inf")
+    floats: list[Any] = [
+        [nan, 0],
+        [0, inf],
+        [1e300, 0],
+        None,
+        [None, 0],
+        [1.0],
+        [1, [2]],
+        ["1"] * 2,
+    ]
+    bad: Any
+    for bad in floats:
+        with pytest.raises(RankFailed, match=r"'Bad-v0' gave the observation .* at step 2 of"):
+            second_step(np.float32, bad)
+    for bad in ([-1, 0], [256, 0], [0.5, 0], [nan, 0], np.zeros((1, 2), np.uint8)):
+        with pytest.raises(RankFailed, match="expected numbers from 0 to 255, of the shape"):
+            second_step(np.uint8, bad)
+    for reward in (nan, inf, -inf, 1e300, None, "much", [1.0, 2.0]):
+        with pytest.raises(RankFailed, match=r"'Bad-v0' gave the reward .* at step 2 of"):
+            second_step(np.float32, [0.0, 0.0], reward)
+    assert second_step(np.uint8, [255, 1.0], np.float32(3))[1] == 3.0
+    assert second_step(np.float32, [1e38, -5])[0].tolist() == np.array([1e38, -5], "<f4").tolist()
+
+
 # Spaces of a whole job
 
 
@@ -548,18 +603,6 @@ def test_actions_are_played_in_receive_and_not_in_send() -> None:
     assert game.steps == 0
     envs.recv()
     assert game.steps == 1
-
-
-def test_a_reward_that_is_no_number_ends_the_rank() -> None:
-    for reward in [float("nan"), float("inf"), float("-inf")]:
-        game = Counter([0.0, reward])
-        envs = LocalEnvs("counter", [game], game.spaces)
-        envs.reset()
-        envs.send(np.array([0]))
-        envs.recv()
-        envs.send(np.array([0]))
-        with pytest.raises(RankFailed, match="task 'counter' gave the reward"):
-            envs.recv()
 
 
 def test_a_batch_is_restored_game_by_game() -> None:

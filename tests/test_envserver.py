@@ -70,6 +70,7 @@ def test_atari_on_a_server_gives_the_bits_of_atari_at_home(obs: str, tmp_path: P
 TROUBLE = {
     "Raises": "ZeroDivisionError: on purpose",
     "Crashes": "the process of this environment was killed by signal 11",
+    "NanObs": "task 'plugins:NanObs-v0' gave the observation array([ 0., nan]) at step 20 of",
     "Hangs": "has not answered for 8 s (timeout 8 s): step of plugins:Hangs-v0",
 }
 

@@ -303,11 +303,20 @@ def test_an_output_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert "can't write to /proc/run" in result.complaints[0]
 
 
-def test_a_reward_that_is_not_a_number_ends_the_job(mpi: str, out: Path) -> None:
-    options = ("--tasks", "plugins:NanReward-v0", "--order", "same", "--out", str(out))
-    result = mpirun(2, "train", *LAZY, *options, mpi=mpi, timeout=30)
-    assert result.code != 0
-    assert "gave the reward nan" in result.complaints[0]
+def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(mpi: str, out: Path) -> None:
+    for kind, what in {
+        "NanReward": "gave the reward nan",
+        "HugeReward": "gave the reward 1e+300",
+        "NanObs": "gave the observation array([ 0., nan])",
+        "NoObs": "gave the observation None",
+        "ShortObs": "gave the observation array([0.])",
+    }.items():
+        options = ("--tasks", f"plugins:{kind}-v0", "--order", "same", "--out", str(out / kind))
+        ranks = 2 if kind == "NanReward" else 1
+        result = mpirun(ranks, "train", *LAZY, *options, mpi=mpi, timeout=60)
+        assert result.code == 70
+        assert f"task 'plugins:{kind}-v0' {what} at step 20 of" in result.complaints[0]
+        assert len(result.complaints) == 1, result.err
 
 
 def test_a_launcher_of_another_mpi_is_refused(out: Path) -> None:

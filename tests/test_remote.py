@@ -10,7 +10,7 @@ import pytest
 
 from canal_mpi.config import resolve
 from canal_mpi.envs import common_spaces, env_maker, local_env_maker
-from canal_mpi.envs.client import PolledChannel, RemoteMaker
+from canal_mpi.envs.client import Channel, RemoteMaker
 from canal_mpi.envs.server import EnvServer, ServerChannel, Worker, WorkerEnvs
 from canal_mpi.envs.wire import HEAD, Message
 from canal_mpi.errors import DamagedData, ProtocolError, RankFailed
@@ -26,7 +26,7 @@ def job_of(games: int, task: str = TASK, **settings: object) -> Job:
     )
 
 
-class Direct:
+class Direct(Channel):
     """A channel straight into a worker's environments."""
 
     name = "rank 9 on there"
@@ -138,9 +138,9 @@ def test_a_step_that_breaks_its_promise_is_refused() -> None:
         (bytes(8) + b"\x01" + bytes(16), "flags"),  # an ended episode lacks its next start
     ]:
         _, remote = both(job_of(1), 1)
-        reader = remote._readers[0]  # type: ignore[attr-defined]
+        form, step = remote._channel_steps[0]  # type: ignore[attr-defined]
         with pytest.raises(ProtocolError, match=words):
-            reader.read(memoryview(body))
+            form.unpack(memoryview(body), step)
 
 
 class QueuePort:
@@ -183,9 +183,9 @@ class ThreadServer:
             for k, job in enumerate(jobs)
         ]
 
-    def channel(self, k: int) -> PolledChannel:
+    def channel(self, k: int) -> Channel:
         port = QueuePort(self.queues[k][1], self.queues[k][0])
-        return PolledChannel(port, "rank 9 on there", lambda peer, what: None, 60)
+        return Channel(port, "rank 9 on there", lambda peer, what: None, 60)
 
 
 def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(
@@ -194,7 +194,7 @@ def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))  # for the worker's plugins
     server = ThreadServer([job_of(1, "plugins:Hangs-v0"), job_of(1)], tmp_path)
     stuck, fine = (maker(maker.job.tasks[0], "train", 0) for maker in server.makers)
-    server.makers[0].channels[0]._timeout = 1.0  # type: ignore[attr-defined]
+    server.makers[0].channels[0]._timeout = 1.0
     stuck.reset()
     fine.reset()
     with pytest.raises(ProtocolError, match=r"rank 9 on there has not answered for 1 s.*: step of"):
@@ -232,7 +232,7 @@ def test_an_agent_that_breaks_the_rules_is_told_and_left_alone(tmp_path: Path) -
 def test_a_slow_answer_is_waited_for(tmp_path: Path) -> None:
     asked, answered = queue.Queue[bytes](), queue.Queue[bytes]()
     port = QueuePort(answered, asked)
-    channel = PolledChannel(port, "there", lambda peer, what: None, 30)
+    channel = Channel(port, "there", lambda peer, what: None, 30)
     for pause in (0.0, 0.002, 0.05, 0.0):
         channel.ask(b"request")
         start = time.monotonic()

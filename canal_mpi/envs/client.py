@@ -4,12 +4,11 @@ import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import monotonic, sleep
-from typing import Protocol
 
 import numpy as np
 
 from canal_mpi.envs import empty_step, envs_for
-from canal_mpi.envs.wire import LIMIT, ORDER, Layout, Message, Port, Request, StepReader
+from canal_mpi.envs.wire import LIMIT, ORDER, Message, Port, Request, StepFormat
 from canal_mpi.errors import DamagedData, ProtocolError
 from canal_mpi.interfaces import Array, Columns, Env, Spaces, Step
 from canal_mpi.membuf.wire import decode, encode
@@ -22,17 +21,8 @@ EARLY = 0.7  # of the usual time is slept: who spins longer slows down the other
 LONGEST = 2e-3  # seconds between two polls otherwise
 
 
-class Channel(Protocol):
-    """A channel as an agent sees it: a request goes, its answer comes."""
-
-    name: str  # the server, for messages
-
-    def ask(self, request: bytes) -> None: ...
-    def answer(self, what: str) -> bytes: ...
-
-
-class PolledChannel:
-    """A channel whose waits sleep, have a deadline and name the server."""
+class Channel:
+    """A channel as an agent sees it; its waits sleep, have a deadline and name the server."""
 
     def __init__(self, port: Port, name: str, idle: Idle, timeout: float) -> None:
         self.port, self.name, self._idle, self._timeout = port, name, idle, timeout
@@ -84,8 +74,8 @@ class RemoteEnvs:
         bounds = np.linspace(0, self.count, len(self.channels) + 1).astype(int).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._step = empty_step(self.count, spaces)
-        self._readers = [
-            StepReader(Layout(spaces, p.stop - p.start), Step(*(a[p] for a in self._step)))
+        self._channel_steps = [
+            (StepFormat(spaces, p.stop - p.start), Step(*(a[p] for a in self._step)))
             for p in self._parts
         ]
         self._actions = np.zeros(self.count, dtype="<i4")
@@ -117,8 +107,9 @@ class RemoteEnvs:
 
     def reset(self) -> Array:
         """Start an episode in every game."""
-        for reader, body in zip(self._readers, self._call(Request.RESET), strict=True):
-            reader.read_start(body)
+        answers = self._call(Request.RESET)
+        for (form, step), body in zip(self._channel_steps, answers, strict=True):
+            form.unpack_start(body, step.start)
         return self._step.start
 
     def send(self, actions: Array) -> None:
@@ -128,8 +119,9 @@ class RemoteEnvs:
 
     def recv(self) -> Step:
         """What the actions led to; games that ended start again."""
-        for reader, body in zip(self._readers, self._answers(Request.STEP), strict=True):
-            reader.read(body)
+        answers = self._answers(Request.STEP)
+        for (form, step), body in zip(self._channel_steps, answers, strict=True):
+            form.unpack(body, step)
         return self._step
 
     def state_dict(self) -> Columns:

@@ -1,27 +1,31 @@
 """Any gymnasium environment with a Box observation and Discrete actions."""
 
+from math import isfinite
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from canal_mpi.errors import NotRepeatable, UsageError
+from canal_mpi.errors import NotRepeatable, RankFailed, UsageError
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, Columns, Spaces
 from canal_mpi.settings import TaskConfig
 from canal_mpi.state import rng_state, set_rng_state
 
+MOST = float(np.finfo(np.float32).max)  # of a number in a buffer
+
 
 class GymGame:
-    """Any gymnasium environment with a Box observation and Discrete actions."""
+    """One such environment; its observations and rewards are checked where they enter, here."""
 
     def __init__(self, task: str, config: TaskConfig, seed: np.random.SeedSequence) -> None:
         self.config, self.task = config, task
         self.rng = np.random.Generator(np.random.PCG64(seed))
-        self.env: Any = gymnasium.make(task)
+        self.env: Any = gymnasium.make(task, disable_env_checker=True)  # ours is silent
         self.spaces = self._spaces()
         self._start = rng_state(self.rng)
         self._played: list[int] = []  # actions since the start of the episode
         self._seen: Array = np.zeros(0)
+        self._zeros = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
 
     def _spaces(self) -> Spaces:
         box, actions = self.env.observation_space, self.env.action_space
@@ -43,8 +47,30 @@ class GymGame:
         return self._look(obs)
 
     def _look(self, obs: Any) -> Array:
-        self._seen = np.array(obs, dtype=self.spaces.dtype)
+        """An observation as buffers hold it; RankFailed where they can't."""
+        try:
+            found = np.asarray(obs)
+            if found.dtype == self._zeros.dtype and found.shape == self.spaces.shape:
+                self._seen = found.copy()
+                if isfinite(np.vdot(self._zeros, found)):  # 0 · x: quick; NaN where x is not finite
+                    return self._seen
+            with np.errstate(over="ignore", invalid="ignore"):
+                self._seen = found.astype(self.spaces.dtype)
+            whole = self._seen == found if self.spaces.dtype == "|u1" else np.isfinite(self._seen)
+            fits = found.shape == self.spaces.shape and found.dtype.kind in "biuf" and whole.all()
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            numbers = "numbers from 0 to 255" if self.spaces.dtype == "|u1" else "finite numbers"
+            raise self._unusable("observation", obs, f"{numbers}, of the shape {self.spaces.shape}")
         return self._seen
+
+    def _unusable(self, what: str, value: object, expected: str) -> RankFailed:
+        step, found = len(self._played), " ".join(repr(value).split())[:80]
+        return RankFailed(
+            f"task '{self.task}' gave the {what} {found} at step {step} of an episode; "
+            f"expected {expected}."
+        )
 
     def step(self, action: int) -> tuple[Array, float, int]:
         """One step; actions beyond the environment's own count again from the first."""
@@ -55,7 +81,13 @@ class GymGame:
         self._played.append(action)
         cut = truncated or len(self._played) >= self.config.max_steps
         flags = TERMINATED if terminated else TRUNCATED if cut else 0
-        return self._look(obs), float(reward), flags
+        try:
+            fits = abs(value := float(reward)) <= MOST
+        except (TypeError, ValueError):
+            fits = False
+        if not fits:
+            raise self._unusable("reward", reward, "a finite number of 32 bits")
+        return self._look(obs), value, flags
 
     @property
     def _first(self) -> int:

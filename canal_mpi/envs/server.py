@@ -21,7 +21,7 @@ import numpy as np
 
 from canal_mpi import config
 from canal_mpi.envs import common_spaces, local_env_maker
-from canal_mpi.envs.wire import LIMIT, ORDER, Layout, Message, Port, Request
+from canal_mpi.envs.wire import LIMIT, ORDER, Message, Port, Request, StepFormat
 from canal_mpi.errors import ProtocolError, RankFailed, log_to_file, logger
 from canal_mpi.interfaces import Env, Spaces
 from canal_mpi.launcher import Throttle
@@ -195,7 +195,7 @@ class WorkerEnvs:
     def __init__(self, job: Job, spaces: Spaces, make: Maker) -> None:
         self.job, self.spaces, self._make = job, spaces, make
         self.envs: dict[int, Env] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._formats: dict[int, StepFormat] = {}
 
     def answer(self, data: bytes) -> bytes:
         """Do what a request says; an error becomes an answer too."""
@@ -229,7 +229,7 @@ class WorkerEnvs:
         if len(body) != 4 * env.count:
             raise ProtocolError(f"{len(body)} bytes of actions for {env.count} games")
         env.send(np.frombuffer(body, "<i4"))
-        return self._layouts[number].pack(env.recv())
+        return self._formats[number].pack(env.recv())
 
     def _new(self, number: int, body: memoryview) -> bytes:
         if len(body) != ORDER.size or number in self.envs or len(self.envs) >= MOST:
@@ -242,7 +242,7 @@ class WorkerEnvs:
         if not (first >= 0 and 0 < games <= most - first and agent >= 0):
             raise ProtocolError(f"games {first} to {first + games} of {most} for agent {agent}")
         self.envs[number] = self._make(task, purpose, agent, first, games)
-        self._layouts[number] = Layout(self.spaces, games)
+        self._formats[number] = StepFormat(self.spaces, games)
         return b""
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from canal_mpi.errors import CanalError, DamagedData, ProtocolError, RankFailed, UsageError
-from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Spaces, Step
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Spaces, Step
 
 HEAD = struct.Struct("<4sB?H")  # magic, request, whether it failed, environment
 MAGIC = b"CENV"
@@ -86,18 +86,17 @@ class Message(NamedTuple):
         return kinds.get(code, RankFailed)(f"{where}: {words}")
 
 
-class Layout:
-    """Where a step's arrays lie in the body of an answer.
+class StepFormat:
+    """A step of so many games as bytes: rewards, flags, observations.
 
-    `reward, flags, obs`, and `start` only where an episode ended: it equals `obs` otherwise.
+    Where an episode ended the next starts follow; otherwise they equal the observations.
     """
 
     def __init__(self, spaces: Spaces, games: int) -> None:
-        self.spaces, self.games = spaces, games
-        self.row = prod(spaces.shape) * np.dtype(spaces.dtype).itemsize
+        self.spaces, self.games, self.numbers = spaces, games, games * prod(spaces.shape)
         self.obs = 9 * games
-        self.short = self.obs + games * self.row
-        self.whole = self.short + games * self.row
+        self.start = self.obs + self.numbers * np.dtype(spaces.dtype).itemsize
+        self.end = 2 * self.start - self.obs
 
     def pack(self, step: Step) -> bytes:
         """The body of an answer; arrays on the wire are little-endian."""
@@ -107,32 +106,23 @@ class Layout:
             parts.append(step.start.tobytes())
         return b"".join(parts)
 
-
-class StepReader:
-    """Copies the answers of a channel to its part of a step."""
-
-    def __init__(self, layout: Layout, step: Step) -> None:
-        self.layout, self.rewards = layout, step.reward.data
-        self._obs, self._reward, self._flags, self._start = (array.data.cast("B") for array in step)
-
-    def read(self, body: memoryview) -> None:
+    def unpack(self, body: memoryview, step: Step) -> None:
         """Copy the body of an answer to a step, checked."""
-        layout, games = self.layout, self.layout.games
-        if len(body) not in (layout.short, layout.whole):
-            raise ProtocolError(f"a step of {games} games was answered by {len(body)} bytes")
-        flags = bytes(body[8 * games : layout.obs])
+        if len(body) not in (self.start, self.end):
+            raise ProtocolError(f"a step of {self.games} games was answered by {len(body)} bytes")
+        rewards, flags = np.frombuffer(body, "<f8", self.games), body[8 * self.games : self.obs]
         ended = any(flag & (TERMINATED | TRUNCATED) for flag in flags)
-        if ended != (len(body) == layout.whole) or max(flags) > (TERMINATED | TRUNCATED | LIFE):
+        if ended != (len(body) == self.end) or max(flags) > (TERMINATED | TRUNCATED | LIFE):
             raise ProtocolError("an env server sent flags that don't fit the answer")
-        self._reward[:] = body[: 8 * games]
-        if not all(map(isfinite, self.rewards)):
+        if not all(map(isfinite, rewards)):
             raise ProtocolError("an env server sent a reward that is not finite")
-        self._flags[:] = flags
-        self._obs[:] = body[layout.obs : layout.short]
-        self._start[:] = body[layout.short :] if ended else self._obs
+        step.reward[:], step.flags[:] = rewards, flags
+        step.obs.reshape(-1)[:] = np.frombuffer(body, self.spaces.dtype, self.numbers, self.obs)
+        offset = self.start if ended else self.obs
+        step.start.reshape(-1)[:] = np.frombuffer(body, self.spaces.dtype, self.numbers, offset)
 
-    def read_start(self, body: memoryview) -> None:
+    def unpack_start(self, body: memoryview, start: Array) -> None:
         """Copy the body of an answer to a reset."""
-        if len(body) != len(self._start):
+        if len(body) != self.start - self.obs:
             raise ProtocolError(f"a reset was answered by {len(body)} bytes")
-        self._start[:] = body
+        start.reshape(-1)[:] = np.frombuffer(body, self.spaces.dtype)

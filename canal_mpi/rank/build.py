@@ -13,7 +13,7 @@ from canal_mpi.agent.loop import Agent
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.config import on_host
 from canal_mpi.envs import common_spaces, env_maker
-from canal_mpi.envs.client import PolledChannel, RemoteMaker
+from canal_mpi.envs.client import Channel, RemoteMaker
 from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
 from canal_mpi.envs.wire import LIMIT
 from canal_mpi.errors import lookup
@@ -186,7 +186,7 @@ def make_remote_envs(world: World, job: Job, spaces: Spaces) -> RemoteMaker:
     """Makes environments that an env server plays; `job` as it is on the agent's host."""
     heartbeat, ports = world.heartbeat, make_ports(world, world.rank, job.train.num_envs)
     name = heartbeat.names[env_server_of(world, world.rank)]
-    channels = [PolledChannel(port, name, heartbeat.attend, job.timeout) for port in ports]
+    channels = [Channel(port, name, heartbeat.attend, job.timeout) for port in ports]
     return RemoteMaker(channels, job, spaces)
 
 
