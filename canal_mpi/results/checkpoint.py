@@ -15,11 +15,10 @@ from typing import Any
 
 from canal_mpi.errors import DamagedData, Stopped, StorageError, logger
 from canal_mpi.interfaces import Columns
-from canal_mpi.results.files import array_image, checked_image, parse_attributes, write_whole
+from canal_mpi.results.files import array_image, checked_image, read_attributes, write_whole
 from canal_mpi.settings import CheckpointConfig
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
-FOLDER = re.compile(r"agent-([0-9]{1,9})")
 VERSION = 1
 SPACING = 40  # between two checkpoints passes at least so many times the time that one takes
 
@@ -144,13 +143,12 @@ class Found:
 def survey(run: Path) -> tuple[list[Found], list[str]]:
     """Every whole checkpoint of every agent on this host, and which other files are damaged."""
     found, damaged = [], []
-    kept = sorted(run.glob("checkpoints/agent-*/round-*.h5"))
-    for path in (*kept, *sorted(run.glob("membuf/agent-*/*.h5"))):
+    for path in sorted(run.glob("*/agent-*/round-*.h5")):  # checkpoints, membuf
         try:
-            if path not in kept:
-                checked_image(path)
-            elif NAME.fullmatch(path.name) and FOLDER.fullmatch(path.parent.name):
+            if path.parts[-3] == "checkpoints":
                 found.append(checked(path))
+            else:
+                checked_image(path)
         except (DamagedData, StorageError) as error:
             damaged.append(str(error))
     return found, damaged
@@ -158,7 +156,7 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
 
 def checked(path: Path) -> Found:
     """What a checkpoint says of itself; DamagedData where that is not what its name says."""
-    about = parse_attributes(checked_image(path), str(path))
+    about = read_attributes(path)
     try:
         agent, round_, version = (int(about[name]) for name in ("agent", "round", "version"))
         facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))

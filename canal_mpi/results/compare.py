@@ -95,11 +95,6 @@ class Group:
         return np.concatenate([run.learnt for run in self.runs])
 
     @property
-    def final(self) -> Array:
-        """[agent of any run, task]: scores at the end."""
-        return np.concatenate([run.P[:, -1, :] for run in self.runs])
-
-    @property
     def whole(self) -> bool:
         """Whether every run has all evaluations."""
         return all(run.whole for run in self.runs)

@@ -201,9 +201,9 @@ def _verify(file: IO[bytes], size: int, where: str) -> None:
     front = file.read(BLOCK)
     if front[:8] != MAGIC:
         raise ForeignFile(f"{where} is not a file of canal-mpi.")
-    length, digest, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
-    found = hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
-    if (length, digest) != (size - BLOCK, found) or any(rest):
+    length, sha256, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
+    torn = length != size - BLOCK or any(rest)
+    if torn or hashlib.file_digest(file, "sha256").digest() != sha256:  # type: ignore[arg-type]
         raise DamagedData(f"{where} is damaged: its checksum does not match.")
 
 
@@ -280,6 +280,11 @@ def parse_attributes(data: bytes, where: str) -> dict[str, Any]:
     """The attributes of a file whose checksum was right."""
     with opened(data, where) as file:
         return attributes_of(file, where)
+
+
+def read_attributes(path: Path) -> dict[str, Any]:
+    """The attributes of a file, its checksum verified."""
+    return parse_attributes(checked_image(path), str(path))
 
 
 def attributes_of(item: Any, where: str) -> dict[str, Any]:

@@ -83,12 +83,6 @@ def interquartile_mean(scores: Array) -> Any:
     return mean_where(flat, (place >= cut) & (place < count - cut))
 
 
-def overall_mean(scores: Array) -> Any:
-    """The mean of the values."""
-    flat = scores.reshape(*scores.shape[:-2], -1)
-    return mean_where(flat, ~np.isnan(flat))
-
-
 def mean_where(values: Array, counts: Array) -> Any:
     """The mean over the last dimension of the values that count; NaN where none does."""
     many = counts.sum(axis=-1)

@@ -15,7 +15,7 @@ from time import sleep, time
 from typing import Any
 
 from canal_mpi.errors import CanalError, UsageError, import_extra
-from canal_mpi.results.files import write_whole
+from canal_mpi.results.files import read_attributes, write_whole
 from canal_mpi.results.progress import agents_of, clean, duration, number, progress_lines, whole
 
 SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
@@ -78,15 +78,11 @@ def status_of(folder: Path) -> str:
 
 def marks_of(folder: Path) -> tuple[str, int]:
     """What run.h5 says: the status of the run, and how many agents it has (0 if unknown)."""
-    from canal_mpi.results.files import check_image, parse_attributes, read_bytes
-
     path = folder / "run.h5"
     if not path.is_file():
         return "missing", 0
     try:
-        data = read_bytes(path)
-        check_image(data, str(path))
-        facts = parse_attributes(data, str(path))
+        facts = read_attributes(path)
         return str(facts["status"]), int(facts.get("agents", 0))
     except (CanalError, LookupError, ValueError, TypeError):
         return "damaged", 0
