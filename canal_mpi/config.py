@@ -11,13 +11,14 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from canal_mpi.errors import UsageError, check_name, suggestion
-from canal_mpi.settings import EXPANSIONS, PRESETS, HostRule, Job, Layer
+from canal_mpi.settings import EXPANSIONS, PRESETS, Job, Layer
 from canal_mpi.topology.graphs import parse_topology
 
 # A host's setting, and the setting of the job that it replaces there.
@@ -28,9 +29,9 @@ HOST_KEYS = {
     "speed": "train.speed",
 }
 PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,253}")
-EXAMPLE = '[hosts."nano-*"] with device = "cpu", threads = 4'
+EXAMPLE = 'hosts.PATTERN.SETTING, as in [hosts."nano-*"] with threads = 4'
 LONGEST_JOB = 1 << 20  # bytes of a job file
-Rules = tuple[HostRule, ...]
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @cache
@@ -70,13 +71,32 @@ def resolve(
 
 def _on_top(values: Layer, layer: Layer) -> Layer:
     """A layer, checked, with what it implies; rules for hosts join those that are there."""
-    tables, rest = _split_hosts(layer)
-    found = {key: checked(key, value) for key, value in rest.items()}
-    implied: Layer = {}
-    for item in found.items():
-        implied |= EXPANSIONS.get(item, {})
-    rules = [_rule(pattern, table) for pattern, table in tables.items()]
-    return implied | found | {"hosts": _merged(rules, values.get("hosts", ()))}
+    rules: dict[str, dict[str, Any]] = {}
+    found, implied = Layer(), Layer()
+    for key, value in layer.items():
+        if key.split(".")[0] == "hosts":
+            pattern, name, setting = _host_setting(key, value)
+            rules.setdefault(pattern, {})[name] = setting
+        else:
+            found[key] = checked(key, value)
+            implied |= EXPANSIONS.get((key, found[key]), {}) if key.startswith("task.") else {}
+    old = values.get("hosts", {})
+    first = {pattern: old.get(pattern, {}) | table for pattern, table in rules.items()}
+    return implied | found | {"hosts": first | {p: t for p, t in old.items() if p not in first}}
+
+
+def _host_setting(key: str, value: Any) -> tuple[str, str, Any]:
+    """The pattern, name and value of `hosts.PATTERN.NAME`, checked as the job's own setting is."""
+    pattern, _, name = key.removeprefix("hosts.").rpartition(".")
+    if not PATTERN.fullmatch(pattern):
+        raise UsageError(f"{key}: expected {EXAMPLE}.")
+    if name not in HOST_KEYS:
+        hint = suggestion(name, HOST_KEYS) or ";"
+        raise UsageError(f"unknown setting '{key}'{hint} known: {', '.join(HOST_KEYS)}.")
+    try:
+        return pattern, name, checked(HOST_KEYS[name], value)
+    except UsageError as error:
+        raise UsageError(f"{key}: {error}") from error
 
 
 def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) -> Job:
@@ -90,7 +110,7 @@ def changed(job: Job, flags: Layer, environ: Mapping[str, str] | None = None) ->
 def differences(one: Job, two: Job) -> dict[str, tuple[Any, Any]]:
     """The settings that differ, with both values."""
     pairs = {key: (get(one, key), get(two, key)) for key in keys()}
-    pairs["hosts"] = (_tables_of(one.hosts), _tables_of(two.hosts))
+    pairs["hosts"] = (one.hosts, two.hosts)
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
 
 
@@ -108,29 +128,22 @@ def build(values: Layer) -> Job:
 
 
 def _cross_checked(job: Job) -> Job:
-    if not all(task.strip() for task in job.tasks):
-        raise UsageError(f"tasks = {list(job.tasks)} holds an empty name.")
-    if not job.tasks:
-        raise UsageError("tasks is empty: name at least one, as in --tasks Krull,Alien.")
-    twice = [task for task in job.tasks if job.tasks.count(task) > 1]
-    if twice:
-        raise UsageError(f"task '{twice[0]}' is listed twice; name each task once.")
+    names = [task for task in job.tasks if task.strip()]
+    if not names or len(names) < len(job.tasks) or len(set(names)) < len(names):
+        raise UsageError(
+            f"tasks = {list(job.tasks)}: expected at least one name, and none twice, as in "
+            "--tasks Krull,Alien."
+        )
     if job.train.rounds > len(job.tasks):
         raise UsageError(
             f"train.rounds = {job.train.rounds}, but the job has {len(job.tasks)} tasks."
         )
-    if job.replay.buffer_size < job.learn.batch_size:
+    least = max(job.learn.batch_size, job.learn.n_step * job.train.num_envs)
+    if job.replay.buffer_size < least:
         raise UsageError(
-            f"replay.buffer_size = {job.replay.buffer_size} is less than a batch "
-            f"({job.learn.batch_size})."
+            f"replay.buffer_size = {job.replay.buffer_size}: expected at least {least}, a batch "
+            "and learn.n_step steps of each environment."
         )
-    if job.replay.buffer_size // job.train.num_envs < job.learn.n_step:
-        raise UsageError(
-            f"replay.buffer_size = {job.replay.buffer_size} for {job.train.num_envs} environments "
-            f"holds fewer than {job.learn.n_step} steps of each (learn.n_step); give more."
-        )
-    if job.learn.lr == 0:
-        raise UsageError("learn.lr = 0 learns nothing; give a positive number, as in 0.0005.")
     return job
 
 
@@ -141,10 +154,14 @@ def checked(key: str, value: Any) -> Any:
         hint = suggestion(key, known) or "; `canal-mpi config` lists them."
         raise UsageError(f"unknown setting '{key}'{hint}")
     part, kind = known[key]
-    value = _typed(key, value, kind)
-    meta = part.metadata
+    value, meta = _typed(key, value, kind), part.metadata
     for number in value if isinstance(value, tuple) else (value,):
-        _check_range(key, number, meta)
+        if isinstance(number, float) and not isfinite(number):
+            raise UsageError(f"{key} = {number}: expected a finite number.")
+        if meta["low"] is not None and number < meta["low"]:
+            raise UsageError(f"{key} = {number}: expected at least {meta['low']}.")
+        if meta["high"] is not None and number > meta["high"]:
+            raise UsageError(f"{key} = {number}: expected at most {meta['high']}.")
     if key == "share.topology":
         parse_topology(value, f"value for {key}")
     elif meta["names"]:
@@ -155,36 +172,17 @@ def checked(key: str, value: Any) -> Any:
 def _typed(key: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list | tuple):
-            items = [value]
-        return tuple(_typed(key, _stripped(item), get_args(kind)[0]) for item in items)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        items = items if isinstance(items, list | tuple) else [value]
+        items = [item.strip() if isinstance(item, str) else item for item in items]
+        return tuple(_typed(key, item, get_args(kind)[0]) for item in items)
+    if kind is float and type(value) is int:
         return float(value) if abs(value) < 1 << 1000 else float("inf")
     if kind is int and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value):
         return int(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        raise UsageError(f"{key} = {_short(value)}: expected {wanted[kind]}.")
+    if type(value) is not kind:
+        shown = "a huge number" if type(value) is int and abs(value) >> 64 else repr(value)
+        raise UsageError(f"{key} = {shown:.100}: expected {KINDS[kind]}.")
     return value
-
-
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 64 else "a huge number"
-    return text if len(text) < 100 else f"{text[:100]}…"
-
-
-def _stripped(item: Any) -> Any:
-    return item.strip() if isinstance(item, str) else item
-
-
-def _check_range(key: str, value: Any, meta: Mapping[str, Any]) -> None:
-    low, high = meta["low"], meta["high"]
-    if isinstance(value, float) and not isfinite(value):
-        raise UsageError(f"{key} = {value}: expected a finite number.")
-    if low is not None and value < low:
-        raise UsageError(f"{key} = {value}: expected at least {low}.")
-    if high is not None and value > high:
-        raise UsageError(f"{key} = {value}: expected at most {high}.")
 
 
 def _from_environment(environ: Mapping[str, str]) -> Layer:
@@ -257,13 +255,17 @@ def read_toml(data: bytes, where: str) -> Layer:
         tree = tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not TOML: {error}.") from error
-    layer: Layer = {}
+    return dict(_flat(tree))
+
+
+def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Sections as dotted keys; of those for hosts also the sections inside."""
     for name, value in tree.items():
-        if isinstance(value, dict) and name != "hosts":
-            layer |= {f"{name}.{inner}": setting for inner, setting in value.items()}
+        if isinstance(value, dict):
+            inner = dict(_flat(value)) if name == "hosts" else value
+            yield from ((f"{name}.{key}", setting) for key, setting in inner.items())
         else:
-            layer[name] = value
-    return layer
+            yield name, value
 
 
 def to_toml(job: Job, explain: bool = False) -> str:
@@ -277,11 +279,11 @@ def to_toml(job: Job, explain: bool = False) -> str:
         value = get(job, key)
         text = f"{name} = {_toml_value(value)}"
         lines.append(f"{text:<31} # {part.metadata['about']}" if explain else text)
-    for pattern, table in _tables_of(job.hosts).items():
+    for pattern, table in job.hosts.items():
         lines += ["", f"[hosts.{_toml_value(pattern)}]"]
         lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]
     if explain and not job.hosts:
-        lines += ["", f"# {EXAMPLE}, envs = 1: what differs on such hosts"]
+        lines += ["", '# [hosts."nano-*"] with device, threads, envs, speed: what differs there']
     return "\n".join(lines) + "\n"
 
 
@@ -313,62 +315,11 @@ def with_tasks(job: Job, tasks: Sequence[str]) -> Job:
     return _cross_checked(replace(job, tasks=tuple(tasks)))
 
 
-# ── settings that differ per host ──────────────────────────────────────────────────────────────
-
-
-def _split_hosts(layer: Layer) -> tuple[dict[str, Any], Layer]:
-    """The settings of a layer that are for some hosts (by pattern), and all others."""
-    rest = {k: v for k, v in layer.items() if k != "hosts" and not k.startswith("hosts.")}
-    found = layer.get("hosts", {})
-    if not isinstance(found, dict):
-        raise UsageError(f"hosts = {found!r}: expected tables, as in {EXAMPLE}.")
-    tables = {k: dict(v) if isinstance(v, dict) else v for k, v in found.items()}
-    for key, value in layer.items():
-        if key.startswith("hosts."):  # --set hosts.nano-*.threads=4
-            pattern, dot, name = key.removeprefix("hosts.").rpartition(".")
-            if not dot or not isinstance(tables.get(pattern, {}), dict):
-                raise UsageError(f"{key}: expected hosts.PATTERN.SETTING, as in hosts.nano-*.envs.")
-            tables.setdefault(pattern, {})[name] = value
-    return tables, rest
-
-
-def _rule(pattern: str, table: Any) -> HostRule:
-    """A rule from its table, each setting checked as the job's own is."""
-    if not PATTERN.fullmatch(pattern) or not isinstance(table, dict):
-        raise UsageError(f"hosts.{pattern}: expected the name of a host, as in {EXAMPLE}.")
-    settings = []
-    for name, value in table.items():
-        if name not in HOST_KEYS:
-            hint = suggestion(name, HOST_KEYS) or ";"
-            known = ", ".join(HOST_KEYS)
-            raise UsageError(f"hosts.{pattern}: unknown setting '{name}'{hint} known: {known}.")
-        try:
-            settings.append((name, checked(HOST_KEYS[name], value)))
-        except UsageError as error:
-            raise UsageError(f"hosts.{pattern}.{name}: {error}") from error
-    return HostRule(pattern, tuple(settings))
-
-
-def _merged(new: Sequence[HostRule], old: Rules) -> Rules:
-    """Both sets of rules; the new ones come first."""
-    before = {rule.pattern: dict(rule.settings) for rule in old}
-    first = [
-        HostRule(rule.pattern, tuple((before.pop(rule.pattern, {}) | dict(rule.settings)).items()))
-        for rule in new
-    ]
-    return (*first, *(rule for rule in old if rule.pattern in before))
-
-
-def _tables_of(rules: Rules) -> dict[str, dict[str, Any]]:
-    """The rules as the tables they came from."""
-    return {rule.pattern: dict(rule.settings) for rule in rules}
-
-
 def on_host(job: Job, host: str) -> Job:
-    """The job as it is on a host."""
-    for rule in reversed([rule for rule in job.hosts if rule.matches(host)]):
-        for name, value in rule.settings:
-            section, _, key = HOST_KEYS[name].partition(".")
-            part = replace(getattr(job, section), **{key: value})
-            job = replace(job, **{section: part})
+    """The job as it is on a host, known by its whole name or by what comes before its first dot."""
+    names = (host, host.partition(".")[0])
+    rules = [rule for p, rule in job.hosts.items() if any(fnmatchcase(n, p) for n in names)]
+    for name, value in (item for rule in reversed(rules) for item in rule.items()):
+        section, _, key = HOST_KEYS[name].partition(".")
+        job = replace(job, **{section: replace(getattr(job, section), **{key: value})})
     return job

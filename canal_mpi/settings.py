@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
@@ -74,7 +73,7 @@ class LearnConfig:
     )
     network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
-    lr: float = setting(5e-4, "learning rate of Adam", 0, 10)
+    lr: float = setting(5e-4, "learning rate of Adam", 1e-300, 10)
     lr_decay_fraction: float = setting(
         0.5, "last part of training in which the learning rate falls to 0; 0: constant", 0, 1
     )
@@ -257,18 +256,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
-class HostRule:
-    """What is different on hosts whose name matches a pattern such as nano-*."""
-
-    pattern: str
-    settings: tuple[tuple[str, Any], ...]
-
-    def matches(self, host: str) -> bool:
-        """By the whole name, or by what comes before its first dot."""
-        return fnmatchcase(host, self.pattern) or fnmatchcase(host.partition(".")[0], self.pattern)
-
-
-@dataclass(frozen=True)
 class Job:
     """Everything that decides what a run computes."""
 
@@ -294,7 +281,8 @@ class Job:
     sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    hosts: tuple[HostRule, ...] = ()  # of rules that match, the first with a setting decides
+    # For hosts by pattern, as in nano-*; of rules that match, the first with a setting decides.
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 Layer = dict[str, Any]  # dotted key -> value

