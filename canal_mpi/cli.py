@@ -1,6 +1,6 @@
-"""The command line: thin commands that load what they need when they are called.
+"""The command line: `train` and `config`; the other commands are in commands/.
 
-Help loads neither numpy nor torch nor MPI; sweep, study and those for clusters are in commands/.
+Each loads what it needs when it is called: help loads neither numpy nor torch nor MPI.
 """
 
 import os
@@ -14,15 +14,13 @@ from typing import Any
 import click
 
 from canal_mpi import __version__
-from canal_mpi.commands import clusters
-from canal_mpi.commands.experiments import study, sweep
+from canal_mpi.commands import clusters, experiments, look, typed_options
 from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
-PATH = click.Path(path_type=Path)
-NOT_WITH_RESUME = ("job", "out", "name", "force", "agent", "emulate")
+NOT_WITH_RESUME = ("job_file", "out", "name", "force", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
     "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
@@ -36,10 +34,7 @@ FLAGS = {  # option of train: its setting and its help
     "--steps": ("train.steps", "Agent steps on each task (not emulator frames)."),
     "--tasks": ("tasks", "Games or gymnasium ids, separated by commas."),
     "--order": ("order", "canal, rotate, random, same, or module:function."),
-    "--share": (
-        "share.policy",
-        "Lessons agents take: exact, none, previous, all, simnet, wasserstein …",
-    ),
+    "--share": ("share.policy", "Lessons agents take: exact, none, previous, all, simnet …"),
     "--reuse": ("reuse.mode", "How a lesson is used: distill, mix, replay, or adopt."),
     "--topology": ("share.topology", "Who hears whom; `canal-mpi topology --help` names them."),
     "--exchange": ("share.exchange", "rounds: in step, reproducible; free: agents never wait."),
@@ -125,28 +120,14 @@ def cli() -> None:
 @click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run that is there already.")
-@click.option(
-    "--agent",
-    type=click.IntRange(0, 4095),
-    help="Without mpirun: take the order and seeds of agent K.",
-)
+@click.option("--agent", type=click.IntRange(0, 4095), help="Without mpirun: be agent K.")
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
-@click.option(
-    "--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm; Open MPI)."
-)
-@click.option(
-    "--env-server", is_flag=True, help="The last rank runs all environments and no agent."
-)
+@click.option("--ft", is_flag=True, help="Continue without ranks that die (Open MPI, launch).")
+@click.option("--env-server", is_flag=True, help="The last rank runs all environments, no agent.")
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
-@click.option(
-    "--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does; may be repeated."
-)
-@click.option(
-    "--emulate",
-    metavar="FILE",
-    help="Let ranks play the hosts of FILE (as in hostfiles/*.hosts), slow ones slowly.",
-)
+@click.option("--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does.")
+@click.option("--emulate", metavar="FILE", help="Play the hosts of a hostfile, slow ones slowly.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
@@ -161,12 +142,12 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.train import train
 
-    given = {n.removesuffix("_file"): v for n, v in options.items() if v is not None}
-    if empty := [name for name, value in given.items() if value == ""]:
-        raise UsageError(f"--{empty[0].replace('_', '-')} can't be empty.")
-    ignored = [name for name in NOT_WITH_RESUME if given.get(name, False) is not False]
+    typed = typed_options()
+    if empty := [option for name, option in typed.items() if options[name] == ""]:
+        raise UsageError(f"{empty[0]} can't be empty.")
+    ignored = [option for name, option in typed.items() if name in NOT_WITH_RESUME]
     if options["resume"] and ignored:
-        raise UsageError(f"--resume takes everything from the run: leave out --{ignored[0]}.")
+        raise UsageError(f"--resume takes everything from the run: leave out {ignored[0]}.")
     flags, named = flags_of(options), tuple(options["env_server_rank"])
     servers = options["env_servers"] or int(options["env_server"] and not named)
     if options["emulate"] is not None:
@@ -194,10 +175,11 @@ def train(ctx: click.Context, /, **options: Any) -> None:
 @job_options
 @click.option("--list-tasks", is_flag=True, help="List every Atari game and gymnasium id.")
 def config(list_tasks: bool, **options: Any) -> None:
-    """Print the job that options, environment and files make together, as TOML.
+    """Print a job with all its settings, as TOML.
 
-    The output can be fed back with --job. Flags win over environment variables (CANAL_SEED,
-    CANAL_LEARN_LR, …), those over the job file, that over the preset, that over the defaults.
+    It is what options, environment and files make together; --job takes it again. Flags win over
+    environment variables (CANAL_SEED, CANAL_LEARN_LR, …), those over the job file, that over the
+    preset, that over the defaults.
     """
     from canal_mpi import envs
     from canal_mpi.config import resolve, to_toml
@@ -209,200 +191,11 @@ def config(list_tasks: bool, **options: Any) -> None:
     click.echo(to_toml(job, explain=True), nl=False)
 
 
-@cli.command()
-@click.argument("name")
-@click.option("-n", "size", type=click.IntRange(1, 256), metavar="N", help="Agents; default 5.")
-@click.option("--seed", type=click.IntRange(0), default=1, help="For random graphs; default 1.")
-@click.option("--hosts", metavar="LIST", help="Where agents run, as in nano-1:2,xavier:3.")
-@click.option("--lesson-mb", type=float, default=1.0, help="Size of a lesson; default 1 MB.")
-@click.option("--svg", "file", metavar="FILE", help="Also draw it into an SVG file.")
-def topology(
-    name: str, size: int | None, seed: int, hosts: str | None, lesson_mb: float, file: str | None
-) -> None:
-    """Print who hears whom, and what a lesson costs there.
-
-    NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a generator
-    of networkx (watts_strogatz_graph:k=2,p=0.1), a file with one directed edge per line (0 -> 1),
-    or module:function.
-    """
-    from canal_mpi.results.files import write_whole
-    from canal_mpi.topology import graphs, spread
-
-    if not 0 < lesson_mb < 1e9:
-        raise UsageError(f"--lesson-mb {lesson_mb}: expected a positive number of megabytes.")
-    host_of = spread.host_of_each(hosts, size) if hosts else []
-    size = size or len(host_of) or 5
-    edges = graphs.edges(name, size, seed, host_of)
-    lines = spread.summary(name, edges, size, lesson_mb)
-    click.echo("\n".join([*spread.neighbour_table(edges, size), "", *lines]))
-    if file is not None:
-        write_whole(Path(file), spread.draw_topology(edges, size, host_of, lines[0]))
-        click.echo(f"  drawn       {file}")
-
-
-@cli.command()
-@click.argument("folder", default="runs", type=PATH, metavar="[DIR]")
-def ls(folder: Path) -> None:
-    """List the runs in DIR (default: runs), newest first."""
-    from canal_mpi.results.status import run_lines, run_status, runs_in
-
-    found = [run_status(run) for run in runs_in(folder)]
-    click.echo("\n".join(run_lines(found)) if found else f"{folder} holds no runs.")
-
-
-@cli.command()
-@click.argument("run", type=PATH)
-@click.option("--once", is_flag=True, help="Show the newest state and end.")
-@click.option(
-    "--prometheus",
-    type=PATH,
-    metavar="FILE",
-    help="Also keep FILE up to date for node_exporter's textfile collector (extra: prometheus).",
-)
-def watch(run: Path, once: bool, prometheus: Path | None) -> None:
-    """Show what the agents of RUN do, from any terminal; reads only its files.
-
-    Continues until the run ends; Ctrl-C leaves the run alone.
-    """
-    from canal_mpi.results.status import follow
-
-    follow(run, once, prometheus)
-
-
-@cli.command()
-@click.argument("path", type=PATH, metavar="RUN|FILE")
-@click.option("--verify", is_flag=True, help="Check form, checksums and ranges; exit 1 if wrong.")
-@click.option(
-    "--same-as",
-    "other",
-    type=PATH,
-    metavar="RUN",
-    help="Say whether two runs are equal but for volatile columns; exit 1 where they differ.",
-)
-@click.pass_context
-def inspect(ctx: click.Context, path: Path, verify: bool, other: Path | None) -> None:
-    """Show what is in the files of a run: every table with shapes, units and meaning."""
-    from canal_mpi.results import inspect as files
-
-    if verify:
-        count, wrong = files.verify_all(path)
-        click.echo("\n".join(wrong) if wrong else f"{count} files are whole.")
-        ctx.exit(int(bool(wrong)))
-    if other is None:
-        click.echo("\n".join(files.tree(path)))
-        return
-    differing = files.differences(path, other)
-    same = "the same: every column that is not volatile is bit-identical"
-    click.echo("\n".join(differing) if differing else same)
-    ctx.exit(int(bool(differing)))
-
-
-@cli.command()
-@click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN…")
-@click.option(
-    "--out",
-    type=PATH,
-    metavar="FILE",
-    help="Where the page goes; default: report.html in the first run.",
-)
-@click.option(
-    "--experts",
-    multiple=True,
-    type=PATH,
-    metavar="RUN",
-    help="A run of one agent on one task, to normalise by; may be given several times.",
-)
-@click.option(
-    "--figures",
-    type=PATH,
-    metavar="DIR",
-    help="Also write every figure as PDF, SVG and PNG into DIR, a column of a paper wide.",
-)
-def report(runs: tuple[Path, ...], **options: Any) -> None:
-    """Make one HTML page of a RUN, or of several to compare them.
-
-    Runs that differ only in their seed are taken together; a run without sharing is the baseline,
-    a run of one agent the single agent of ILA, TLA and TA.
-    """
-    from canal_mpi.report.report import write_report
-
-    for path in write_report(runs, **options):
-        click.echo(path)
-
-
-@cli.command()
-@click.argument("run", type=PATH)
-@click.option(
-    "--to",
-    "kind",
-    required=True,
-    type=click.Choice(["csv", "parquet", "tensorboard"]),
-    help="What to write; parquet and tensorboard are extras of the package.",
-)
-@click.option("--out", type=PATH, help="Where to; default: inside the run.")
-def export(run: Path, kind: str, out: Path | None) -> None:
-    """Write the tables of RUN in another format."""
-    from canal_mpi.results.inspect import export
-
-    for path in export(run, kind, out):
-        click.echo(path)
-
-
-@cli.command()
-@click.argument("run", type=PATH)
-@click.option(
-    "--agent", "agents", multiple=True, type=int, help="Only this agent; may be repeated."
-)
-@click.option("--task", "tasks", multiple=True, help="Only this task, or all (default).")
-@click.option("--episodes", type=click.IntRange(1), default=20, help="Episodes of each pair.")
-@click.option(
-    "--max-steps", type=click.IntRange(1), help="Steps of an episode; default: the job's."
-)
-@click.option("--video", is_flag=True, help="Film the first episode of each pair (extra: video).")
-@click.option("--save-steps", is_flag=True, help="Also save every action, reward and state.")
-@click.option("--trust", is_flag=True, help="Import modules that the run's job names.")
-@click.option(
-    "--out",
-    type=PATH,
-    metavar="DIR",
-    help="Where files go; default: evaluations/ in the run.",
-)
-@click.pass_context
-def evaluate(ctx: click.Context, /, **options: Any) -> None:
-    """Let the agents of RUN play again, as their newest checkpoints have them.
-
-    Under mpirun the pairs of agent and task are spread over the ranks; the scores are the same on
-    any number of them. They are written as HDF5, and printed as a table.
-    """
-    from canal_mpi.evaluation import EvaluationRequest, evaluate
-
-    ctx.exit(evaluate(EvaluationRequest(**options)))
-
-
-@cli.command()
-@click.option("--task", default="RoadRunner", show_default=True, help="What is played.")
-@click.option("--blocks", type=click.IntRange(2), default=30, help="Of 100 steps; default 30.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, for programs.")
-def bench(task: str, blocks: int, as_json: bool) -> None:
-    """Measure how fast this machine trains, and how fast two ranks talk.
-
-    Takes about a minute; nothing else should run meanwhile. Comparisons with other libraries are
-    scripts in benchmarks/.
-    """
-    import json
-
-    from canal_mpi import bench, envs
-
-    name = envs.canonical(task)
-    found = bench.measure(name, blocks)
-    report = json.dumps(bench.report(name, found), indent=1)
-    click.echo(report if as_json else "\n".join(bench.lines(name, found)))
-
-
 for option in JOB_OPTIONS:
-    option(sweep)
-for command in (sweep, study, clusters.launch, clusters.hosts, clusters.doctor):
-    cli.add_command(command)
+    option(experiments.sweep)
+for group in (look, experiments, clusters):
+    for command in group.COMMANDS:
+        cli.add_command(command)
 
 
 def run() -> int:

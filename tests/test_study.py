@@ -452,7 +452,7 @@ def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
     refused(["study", file, "--arms", "none,distil", "--dry-run"], "--arms distil: the study has")
     refused(["study", file, "--seeds", "9", "--dry-run"], "--seeds 9: the study has 1, 2")
     refused(["study", "--report"], "of which study")
-    refused(["study", file, "--resume", str(tmp_path / "there")], "leave out STUDY")
+    refused(["study", file, "--resume", str(tmp_path / "there")], "leave out .STUDY")
     write_run(tmp_path / "other/none_steps-500_seed-1", share=False)
     for words in ([], ["--dry-run"]):
         refused(

@@ -10,16 +10,12 @@ import click
 
 from canal_mpi.errors import UsageError
 
+PATH = click.Path(path_type=Path)
 HOSTFILE = click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Hosts and their ranks: hostfiles/*.hosts, or a hostfile of either MPI.",
+    "--hostfile", type=PATH, metavar="FILE", help="Hosts and their ranks; of either MPI, or ours."
 )
 NETWORK = click.option(
-    "--network",
-    metavar="NET",
-    help="How hosts reach each other: a subnet (10.0.0.0/24) or an interface (eth0).",
+    "--network", metavar="NET", help="How hosts reach each other: 10.0.0.0/24, or eth0."
 )
 
 
@@ -33,7 +29,7 @@ NETWORK = click.option(
 def launch(
     ctx: click.Context, /, hostfile: Path | None, dry_run: bool, arguments: Any, **options: Any
 ) -> None:
-    """Start train or evaluate with mpirun, with everything filled in that plain mpirun lacks.
+    """Start train or evaluate with mpirun, everything filled in.
 
     The MPI of this environment is found; root, more ranks than cores, variables, absolute paths
     and the hostfile's syntax are taken care of, and the command is printed. Ctrl-C lets the ranks
@@ -83,15 +79,10 @@ def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, f
 
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--mpi",
-    "kind",
-    type=click.Choice(["openmpi", "mpich"]),
-    help="For whose mpirun; default: the MPI of this environment.",
-)
+@click.argument("file", type=PATH)
+@click.option("--mpi", "kind", type=click.Choice(["openmpi", "mpich"]), help="Default: as here.")
 def hosts(file: Path, kind: str | None) -> None:
-    """Print a short description of hosts as a hostfile of Open MPI or MPICH.
+    """Print hosts as a hostfile of Open MPI or MPICH.
 
     A line of FILE is a host and its number of ranks, as in `nano-[1-4] 1`; `env-server` after it
     gives its ranks to environments (the last ranks of the job).
@@ -106,28 +97,16 @@ def hosts(file: Path, kind: str | None) -> None:
 @HOSTFILE
 @NETWORK
 @click.option("--job", "job_file", metavar="NAME|FILE", help="What is to be run there.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default="runs",
-    metavar="DIR",
-    help="Where runs go; default: runs.",
-)
-@click.option(
-    "--seconds",
-    type=click.FloatRange(1),
-    default=60.0,
-    metavar="S",
-    help="How long a host may take to answer; default 60.",
-)
+@click.option("--out", type=PATH, default="runs", metavar="DIR", help="Where runs go: runs.")
+@click.option("--seconds", type=click.FloatRange(1), default=60.0, help="For each host; 60.")
 @click.pass_context
 def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: Any) -> None:
-    """Check whether this machine, or every host of a hostfile, is fit to run a job.
+    """Check whether hosts are fit to run a job.
 
-    Each host is asked through mpirun itself: can it be reached, has it the same versions of Python,
-    canal-mpi, torch, MPI and ALE, do the games load, does CUDA work, are there memory and disk for
-    the job, is its clock right, how fast are the links between neighbors. Exit code 1 if something
-    is wrong; each problem comes with what to do about it.
+    Without a hostfile this machine is checked. Each host is asked through mpirun itself: can it be
+    reached, has it the same versions of Python, canal-mpi, torch, MPI and ALE, do the games load,
+    does the device work, are there memory and disk for the job, is its clock right, how fast are
+    the links between neighbors. Exit code 1 if something is wrong, with what to do about it.
     """
     from canal_mpi import envs
     from canal_mpi.config import resolve
@@ -140,3 +119,6 @@ def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: An
     report = check(request)
     report.print()
     ctx.exit(int(bool(report.problems)))
+
+
+COMMANDS = (launch, hosts, doctor)

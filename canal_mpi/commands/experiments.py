@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from canal_mpi.commands import typed_options
 from canal_mpi.errors import RankFailed, Stopped, UsageError
 
 if TYPE_CHECKING:
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from canal_mpi.experiments.sweep import Axis
 
 FOLDER = click.Path(path_type=Path)
-GRID = ("ranks", "hostfiles", "emulate", "topologies", "policies", "seeds", "vary", "out")
-NOT_WITH_RESUME = (*GRID, "network", "shared_disk", "job_file", "assignments")
+WITH_RESUME = ("resume", "slots", "report", "max_time", "dry_run", "slurm", "point")
 RUN_OPTIONS = [
     click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
     click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
@@ -47,7 +47,7 @@ def run_options(command: Any) -> Any:
 @click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
 @run_options
 def sweep(**options: Any) -> None:
-    """Run a job over a grid: seeds, topologies, policies, mixes of hosts, any setting.
+    """Run a job over a grid of seeds and settings.
 
     Each point is an ordinary run in DIR, named after its settings. The same command again (or
     --resume DIR) leaves finished points alone, resumes stopped ones and repeats broken ones. At
@@ -78,7 +78,7 @@ def sweep(**options: Any) -> None:
 @click.option("--seeds", metavar="LIST", help="Run only these seeds of the study now.")
 @run_options
 def study(**options: Any) -> None:
-    """Find out whether sharing pays: arms at several budgets, on the same seeds.
+    """Find out whether sharing pays, on several seeds.
 
     STUDY is a TOML file with arms, budgets, seeds and settings, or the name of one that comes with
     canal-mpi (default: sharing). Each arm with each budget and seed is an ordinary run in DIR.
@@ -124,7 +124,6 @@ def _part(points: "list[Point]", axis: str, text: str | None) -> "list[Point]":
 
 def _resumed(kind: str, options: dict[str, Any]) -> "tuple[Path, list[Point]]":
     """The folder that `--resume` names and its points; no points without it."""
-    from canal_mpi.cli import FLAG_KEYS
     from canal_mpi.experiments.points import load_points
     from canal_mpi.launcher import refuse_mpirun
 
@@ -133,12 +132,9 @@ def _resumed(kind: str, options: dict[str, Any]) -> "tuple[Path, list[Point]]":
         if options["report"]:
             raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
         return Path(), []
-    part = ("seeds",) if kind == "study" else ()  # a study may be resumed in part
-    names = [name for name in (*NOT_WITH_RESUME, *FLAG_KEYS, "name") if name not in part]
-    if given := [name for name in names if options.get(name)]:
-        word = {"job_file": "--job", "ranks": "-n", "assignments": "--set", "name": "STUDY"}
-        found = word.get(given[0], f"--{given[0].replace('_', '-')}")
-        raise UsageError(f"--resume takes everything from the {kind}: leave out {found}.")
+    may = (*WITH_RESUME, "arms", "seeds") if kind == "study" else WITH_RESUME
+    if given := [option for name, option in typed_options().items() if name not in may]:
+        raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
     folder: Path = options["resume"].absolute()
     return folder, load_points(folder, kind)
 
@@ -231,3 +227,6 @@ def execute(
             f"{len(broken)} of {len(chosen)} points broke; first {broken[0].point.name}: "
             f"{broken[0].reason} The log is {broken[0].log}. To repeat them: {again}"
         )
+
+
+COMMANDS = (sweep, study)
