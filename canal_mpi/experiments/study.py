@@ -47,6 +47,7 @@ RANDOM_PLAY: Layer = {"share.policy": "none", "learn.heads": "separate", "rehear
 RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "current"}
 VERDICTS = {True: "met", False: "missed", None: "not known"}
 ABOUT = "A study of canal-mpi: /arms has a row per arm and budget, /scores one per score."
+EVALUATE = "it needs evaluations at the end: --set evaluation.episodes=30"
 BANDS = "measuring left out; bands: 95 %, bootstrap over seeds."
 
 
@@ -273,29 +274,33 @@ def pictures(results: Results) -> Pictures:
     """The pictures of the whole study, in the order of the page."""
     study, unit, found = results.study, results.scale.name, Pictures()
     full = [cell for cell in results.cells if study.arms[cell.arm].seeds == len(study.seeds)]
-    equal = [(c, b) for c in full for b in results.of(study.baseline, c.budget) if c.arm != b.arm]
-    pairs = dict.fromkeys([*equal, *results.equal_steps()])
-    beaten = [(f"{c.label} > {b.label}", analysis.improvement(c, b)) for c, b in pairs]
-    others = [(c, b) for c in results.cells for b in results.of(study.main, c.budget)]
-    changes = [(c.label, analysis.difference(c, b)) for c, b in others if c not in full]
     words = f"Steps of all agents for training and decisions, {BANDS}"
     steps = Figure("score-steps", "Score against all steps", words, 2.4)
     words = f"Wall time of a run on the same cores, {BANDS}"
-    time = Figure("score-time", "Score against wall time", words, 2.4)
-    for figure, cost, label in ((steps, "steps", "steps of all agents"), (time, "seconds", "s")):
-        _curves(figure, full, lambda cell: cell.mean, cost, label, f"mean {unit}, %")
-    found.add("Several budgets of each arm", "", [steps, time])
+    time = Figure("score-time", "Score against wall time", words, 2.4, xlabel="seconds")
+    curves = [
+        _curves(figure, full, lambda cell: cell.mean, cost, f"mean {unit}, %")
+        for figure, cost in ((steps, "steps"), (time, "seconds"))
+    ]
+    found.add("Several budgets of each arm", "", curves)
+
     words = "The middle half of all scores over seeds and games, with its 95 % interval."
-    iqm = ("iqm", "Interquartile mean", words, [(cell.label, cell.iqm) for cell in full])
+    iqm = Figure("iqm", "Interquartile mean", words, xlabel=f"IQM of {unit}, %")
     words = "How often a seed of the first beats one of the second, in the mean over games."
-    better = ("improvement", "Probability of improvement", words, beaten)
+    better = Figure("improvement", "Probability of improvement", words, xlabel="probability, %")
+    equal = [(c, b) for c in full for b in results.of(study.baseline, c.budget) if c.arm != b.arm]
+    pairs = dict.fromkeys([*equal, *results.equal_steps()])
+    beaten = {f"{c.label} > {b.label}": analysis.improvement(c, b) for c, b in pairs}
     words = f"Difference to {study.main} at the same budget, on the seeds that both have."
-    carries = ("ablations", "What carries sharing", words, changes)
+    label = f"difference of {unit}, percentage points"
+    carries = Figure("ablations", "What carries sharing", words, xlabel=label)
+    others = [(c, b) for c in results.cells for b in results.of(study.main, c.budget)]
+    changes = {c.label: analysis.difference(c, b) for c, b in others if c not in full}
     shown = [
-        _intervals(*iqm, f"IQM of {unit}, %"),
+        _intervals(iqm, {cell.label: cell.iqm for cell in full}),
         _profile(full, unit),
-        _intervals(*better, "probability, %", 50),
-        _intervals(*carries, f"difference of {unit}, percentage points", 0),
+        _intervals(better, beaten, 50),
+        _intervals(carries, changes, 0),
     ]
     found.add("How sure it is", "", shown)
     return found
@@ -305,7 +310,7 @@ def pictures(results: Results) -> Pictures:
 def game_pictures(results: Results) -> Pictures:
     """Each game: scores of the baseline and the main arm against all steps."""
     cells = results.of(results.study.baseline) + results.of(results.study.main)
-    shown, unit, chance = [], results.scale.name, 100 * results.scale(results.random)
+    shown, chance = list[Figure | LeftOut](), 100 * results.scale(results.random)
     for k, task in enumerate(results.tasks):
         figure = Figure(f"game-{k}", task, "", 1.9)
         figure.axes.axhline(chance[k], color=MUTED, ls=":", lw=0.9, label="random play")
@@ -313,8 +318,7 @@ def game_pictures(results: Results) -> Pictures:
         def score(cell: ArmStats, k: int = k) -> Interval:
             return bootstrap(lambda x: x.mean(axis=-1), cell.scores[:, k])
 
-        _curves(figure, cells, score, "steps", "steps of all agents", f"{unit}, %")
-        shown.append(figure)
+        shown.append(_curves(figure, cells, score, "steps", f"{results.scale.name}, %"))
     found = Pictures()
     found.add("Each game against all steps", "Means over seeds with 95 % bands.", shown)
     return found
@@ -325,41 +329,42 @@ def _curves(
     cells: Sequence[ArmStats],
     score: Callable[[ArmStats], Interval],
     cost: str,
-    x_label: str,
     y_label: str,
-) -> None:
+) -> Figure | LeftOut:
     """One curve per arm over its budgets: score against cost."""
-    for k, arm in enumerate(dict.fromkeys(cell.arm for cell in cells)):
-        ours = [cell for cell in cells if cell.arm == arm]
+    known = [cell for cell in cells if not np.isnan(score(cell)[0])]
+    if not known:
+        return LeftOut(figure.title, EVALUATE)
+    for k, arm in enumerate(dict.fromkeys(cell.arm for cell in known)):
+        ours = [cell for cell in known if cell.arm == arm]
         x = np.array([getattr(cell, cost).mean() for cell in ours])
         figure.curve(k, x, 100 * np.array([score(cell) for cell in ours]).T, arm)
-    figure.axes.set(xlabel=x_label, ylabel=y_label)
+    figure.axes.set_ylabel(y_label)
+    if cost == "steps":
+        figure.axes.set_xlabel("steps of all agents")
     figure.fit()
     figure.axes.set_xlim(left=0)
     figure.legend()
+    return figure
 
 
 def _intervals(
-    key: str,
-    title: str,
-    words: str,
-    rows: Sequence[tuple[str, Interval]],
-    x_label: str,
-    mark: float | None = None,
+    figure: Figure, values: Mapping[str, Interval], mark: float | None = None
 ) -> Figure | LeftOut:
-    if not rows:
-        return LeftOut(title, "no finished arms to compare in it yet")
-    figure = Figure(key, title, words, 0.6 + 0.19 * len(rows), xlabel=x_label)
+    """A dot with its interval in each row, and a line that means no difference."""
+    known = {name: value for name, value in values.items() if not isnan(value[0])}
+    if not known:
+        return LeftOut(figure.title, "it needs finished arms with evaluations")
     if mark is not None:
         figure.axes.axvline(mark, color=MUTED, ls=":", lw=0.9)
-    figure.intervals([name for name, _ in rows], 100 * np.array([value for _, value in rows]))
+    figure.intervals(list(known), 100 * np.array(list(known.values())))
     return figure
 
 
 def _profile(cells: Sequence[ArmStats], unit: str) -> Figure | LeftOut:
     title, known = "Performance profile", [c for c in cells if not np.isnan(c.scores).any()]
     if not known:
-        return LeftOut(title, "it needs evaluations: --set evaluation.episodes=30")
+        return LeftOut(title, EVALUATE)
     words = "How many seeds and games score above each level; higher is better everywhere."
     figure = Figure("profile", title, words, xlabel=f"level of {unit}, %")
     levels = np.linspace(0, max(cell.scores.max() for cell in known), 151)

@@ -143,6 +143,7 @@ class Figure:
         style = series_style(k, linestyle="none", markersize=4, label=plain(label, 40))
         self.axes.plot(value, y, **style)
         self.name_rows(names)
+        self._drawing.set_figheight(0.6 + max(0.19, 0.08 * of) * len(names))
 
     def name_rows(self, names: Sequence[str]) -> None:
         """Names along the left side, the first on top."""

@@ -179,8 +179,7 @@ def task_scores(comparison: Comparison) -> Shown:
     if all(np.isnan(group.learnt).all() for group in groups):
         return LeftOut(title, EVALUATE)
     words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
-    height, name = 0.6 + max(0.19, 0.08 * len(groups)) * len(tasks), score_name(comparison.scale)
-    figure = Figure("scores", title, words, height, xlabel=name)
+    figure = Figure("scores", title, words, xlabel=score_name(comparison.scale))
     for k, group in enumerate(groups):
         means = np.array([[m.mean(column) for column in run.learnt.T] for run in group.runs])
         found = [bootstrap(lambda x: x.mean(axis=-1), column) for column in means.T]

@@ -64,7 +64,8 @@ def percent(value: Interval) -> str:
 
 def _worded(value: Interval, factor: float, unit: str, places: int) -> str:
     low, middle, high = (
-        f"{factor * x:.{places}f}" if isfinite(x) else "∞" for x in (value[1], value[0], value[2])
+        f"{factor * x:.{places}f}".replace("-", "−") if isfinite(x) else "∞"
+        for x in (value[1], value[0], value[2])
     )
     if isnan(value[0]):
         return "not known"
