@@ -1,6 +1,6 @@
-"""States as named arrays, and random streams whose state can be saved."""
+"""Arrays: states as named columns, random streams whose state can be saved, compiled loops."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 from zlib import crc32
@@ -11,6 +11,7 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def with_prefix(prefix: str, columns: Mapping[str, Array]) -> Columns:
@@ -89,3 +90,33 @@ def set_rng_state(rng: np.random.Generator, words: Array) -> None:
         "has_uint32": w[4],
         "uinteger": w[5],
     }
+
+
+# What Numba may do with sums; NaN and infinity stay what they are.
+FASTMATH = {"reassoc", "contract", "nsz"}
+
+
+def compiled(function: Function) -> Function:
+    """Machine code of a function over arrays, made by Numba at its first call ever.
+
+    It is kept beside the source, as Python keeps its own, or in the user's cache; where neither
+    can be written it is compiled anew by every process. It may call only `inlined` functions: of
+    another compiled one it would have other machine code, hence other bits, in the process that
+    compiles it than in those that load it from disk.
+    """
+    from numba import njit  # 60 MB: only where something computes
+
+    made: Function
+    try:
+        made = njit(cache=True, error_model="numpy", fastmath=FASTMATH)(function)
+    except RuntimeError:  # no place to keep it
+        made = njit(error_model="numpy", fastmath=FASTMATH)(function)
+    return made
+
+
+def inlined(function: Function) -> Function:
+    """A part of a compiled function."""
+    from numba import njit
+
+    made: Function = njit(inline="always", error_model="numpy", fastmath=FASTMATH)(function)
+    return made

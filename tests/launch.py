@@ -43,7 +43,7 @@ def environment(mpi: str, **extra: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "CANAL_"))}
     return kept | {
         "PATH": f"{VENVS[mpi] / 'bin'}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "tests"),
+        "PYTHONPATH": f"{ROOT}/tests:{ROOT}/examples",
         "TMPDIR": scratch(),
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -6,27 +6,31 @@ import torch
 from torch import nn
 
 from canal_mpi.interfaces import Spaces
-from canal_mpi.learn.fast_mlp import DRAWN, FastBackend, Layers, Place
-from canal_mpi.learn.networks import TorchBackend
+from canal_mpi.learn.fast_mlp import CHUNK, FastBackend, Layers
+from canal_mpi.learn.networks import Mlp, TorchBackend, flatten
 from canal_mpi.settings import LearnConfig
 
 SEEDS = (0, 1, 12345, 2**32 - 1, 2**32 + 5, 2**63 - 1)
 
 
 def test_parameters_lie_as_in_a_module() -> None:
-    plain, normed = Layers((5, 7, 6)), Layers((5, 7, 6), norm=True)
-    assert plain.places() == [Place(0, 35), Place(42, 84)]
-    assert normed.places() == [Place(0, 35, 90, 97), Place(42, 84, 104, 110)]
-    assert (plain.length, normed.length) == (90, 116)
-    assert (Layers((5,), True).places(), Layers((5,), True).length) == ([], 0)
-    assert normed.part(slice(0, 1)) == Layers((5, 7), True)
-    assert normed.part(slice(1, None)) == Layers((7, 6), True)
+    for norm in (False, True):
+        layers, module = Layers((5, 7, 6), norm), Mlp((5,), (7, 6), norm)
+        flat = flatten(module).numpy()
+        for ours, theirs in zip(layers.split(flat), module, strict=True):
+            wanted = [part.detach().numpy() for part in theirs.parameters()]
+            assert [view.base is not None for view in ours] == [True] * 4
+            for view, part in zip([view for view in ours if len(view)], wanted, strict=True):
+                np.testing.assert_array_equal(view, part)
+    assert Layers((5,), True).split(np.zeros(0, np.float32)) == []
+    assert layers.part(slice(0, 1)) == Layers((5, 7), True)
+    assert layers.part(slice(1, None)) == Layers((7, 6), True)
     assert Layers((5,)).part(slice(None)) == Layers((5,))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(
-    "shape", [(1, 1), (1, 15), (2, 3), (16, 1), (5, 7), (128, 18), (128, 128), (300, DRAWN // 256)]
+    "shape", [(1, 1), (1, 15), (2, 3), (16, 1), (5, 7), (128, 18), (128, 128), (300, CHUNK // 256)]
 )
 def test_the_initial_params_of_a_layer_are_torchs(shape: tuple[int, int], seed: int) -> None:
     torch.manual_seed(seed)

@@ -310,12 +310,11 @@ def test_alpha_weighs_playing_an_old_task_as_before(alpha: float) -> None:
     dqn = small_dqn(small_job(rehearsal__distill_coef=alpha, reuse__temperature=0.5))
     _set_head(dqn, [0.0, 0.0])
     stored = np.tile(np.array([3.0, 0.0], dtype=np.float32), (8, 1))
-    found = dqn.update(random_batch(0)._replace(stored_q=stored))
+    found, grad = dqn.loss(random_batch(0)._replace(stored_q=stored))
     chance = 1 / (1 + exp(-6))
     apart = log(2) + chance * log(chance) + (1 - chance) * log(1 - chance)
     assert found == pytest.approx(0.5 * alpha * apart, rel=1e-4)
-    slope = dqn._grad[0] / alpha
-    assert slope == pytest.approx([(0.5 - chance) / 8, (chance - 0.5) / 8], rel=1e-4)
+    assert grad[0] / alpha == pytest.approx([(0.5 - chance) / 8, (chance - 0.5) / 8], rel=1e-4)
 
 
 def test_without_alpha_old_rows_are_learnt_from_as_new_ones() -> None:

@@ -39,9 +39,7 @@ class _Net:
         chosen = self.target.q_values(batch.next_states)[np.arange(len(best)), best]
         values = self.online.forward(batch.states)
         goals = batch.returns + batch.discounts * chosen
-        grad = np.empty_like(values)
-        td_loss(values, batch.actions, goals, huber, grad)
-        self.online.backward(grad)
+        self.online.backward(td_loss(values, batch.actions, goals, huber)[1])
         self.trunk.adam_step(1e-4)
         self.head.adam_step(1e-4)
 
@@ -122,7 +120,9 @@ def test_a_plain_network_is_of_arrays_and_the_others_are_modules(
     assert isinstance(make_backend(SPACES, LearnConfig()), FastBackend)
     assert isinstance(make_backend(SPACES, LearnConfig(dueling=True)), TorchBackend)
     assert isinstance(make_backend(frames, LearnConfig(network="cnn")), TorchBackend)
-    assert isinstance(make_backend(SPACES, LearnConfig(network="a_module:Net")), TorchBackend)
+    assert isinstance(
+        make_backend(SPACES, LearnConfig(network="canal_mpi.learn.networks:Mlp")), TorchBackend
+    )
     if not torch.cuda.is_available():
         assert isinstance(make_backend(SPACES, LearnConfig(device="auto")), FastBackend)
     monkeypatch.setattr(networks, "choose_device", lambda name: "cuda")

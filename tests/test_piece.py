@@ -8,8 +8,9 @@ import torch
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array
+from canal_mpi.learn.ewc import EWC
 from canal_mpi.learn.fast_mlp import Layers, ParamBlock, array_of
-from canal_mpi.learn.networks import Mlp, TorchBlock, flatten, fused_adam
+from canal_mpi.learn.networks import Mlp, TorchBlock, flatten
 
 Make = Callable[[int], ParamBlock]
 
@@ -65,15 +66,6 @@ def test_adam_in_place_is_torchs_adam(make: Make) -> None:
     assert float(abs(piece.params - piece.target_params).max()) > 1e-2
 
 
-def test_adam_of_an_accelerator_is_torchs_adam_too() -> None:
-    piece = _of_module()
-    for step in range(20):
-        _give(piece, _gradient(step, len(piece.params)))
-        piece.step += 1
-        fused_adam(piece, 1e-3)
-    np.testing.assert_allclose(array_of(piece.params), _expected(20), rtol=0, atol=1e-6)
-
-
 def test_the_first_step_of_adam_by_hand_is_the_learning_rate_against_the_sign() -> None:
     piece = ParamBlock(Layers((1, 1)), np.ones(2, dtype=np.float32))
     piece.grad[:] = [4.0, -0.5]
@@ -88,14 +80,12 @@ def test_both_kinds_of_piece_do_the_same() -> None:
         for alpha in (0.3, 0.7):
             piece.polyak_update(others, alpha)
         _give(piece, _gradient(1, len(one.params)))
-        piece.add_penalty(piece.put(anchor), piece.put(fisher), 3.3)
+        elastic = EWC(0.5)
+        elastic.load_state_dict({"anchor/net": anchor, "fisher/net": fisher})
+        elastic.add_penalty({"net": piece}, 3.3)
     np.testing.assert_array_equal(one.params, array_of(two.params))
     np.testing.assert_array_equal(one.grad, array_of(two.grad))
     assert one.grad_norm() == pytest.approx(two.grad_norm(), rel=1e-5)
-    sums = [np.ones_like(one.grad) for _ in range(2)]
-    for piece, held in zip((one, two), sums, strict=True):
-        piece.add_squares(piece.put(held))
-    np.testing.assert_array_equal(*sums)
     assert one.target_params.tolist() == two.target_params.tolist() != one.params.tolist()
 
 

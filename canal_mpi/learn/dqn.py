@@ -1,5 +1,7 @@
 """DQN: double Q-learning with a target network, Huber loss and Adam, for several tasks.
 
+`examples/plain_dqn.py` is the same update for one task, in plain torch; a test compares the two.
+
 The network of a task is made of blocks: a trunk and a head. With `learn.heads = shared` all tasks
 share both, with `per_task` every task has a head (and an input layer in front of the trunk) of its
 own, with `separate` a whole network.
@@ -15,9 +17,8 @@ from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
 from canal_mpi.learn.ewc import EWC
 from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, array_of, has_own_input
-from canal_mpi.machine import compiled
 from canal_mpi.settings import Job, LearnConfig
-from canal_mpi.state import strip_prefix, with_prefix
+from canal_mpi.state import compiled, strip_prefix, with_prefix
 
 HALF, ONE, TWO = (np.float32(number) for number in (0.5, 1, 2))  # keep single precision
 
@@ -40,9 +41,6 @@ class QNetwork(Protocol):
 
 class Backend(Protocol):
     """Makes blocks (an input, a trunk, a head) and networks of them, the head last."""
-
-    device: str
-    threads: int
 
     def block(self, part: str, seed: int) -> ParamBlock:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
@@ -71,8 +69,8 @@ def make_backend(spaces: Spaces, config: LearnConfig) -> Backend:
 class TaskNetwork(NamedTuple):
     """What acts and learns for one task."""
 
-    q_network: QNetwork
-    target_network: QNetwork
+    online: QNetwork
+    target: QNetwork
     blocks: dict[str, ParamBlock]  # by name
 
 
@@ -83,7 +81,6 @@ class DQN(Learner):
         self.spaces, self.config, self.rehearsal = spaces, job.learn, job.rehearsal
         self.temperature, self._seed = job.reuse.temperature, seed
         self.backend = make_backend(spaces, job.learn)
-        self.device, self.threads = self.backend.device, self.backend.threads
         scaled = job.learn.scale_input and spaces.dtype == "|u1"
         self.input_scale = 1 / 255 if scaled else 1.0
         self.blocks: dict[str, ParamBlock] = {}
@@ -91,7 +88,92 @@ class DQN(Learner):
         self.ewc = EWC(job.rehearsal.ewc_alpha)
         self.teacher: QNetwork | None = None
         self.task, self.updates = "", 0
-        self._grad = np.zeros((0, 0), dtype=np.float32)  # of the Q-values; used again
+
+    # ── acting and learning ────────────────────────────────────────────────────────────────────
+
+    def q_values(self, obs: Array) -> Array:
+        """Q-values of a few observations of the current task."""
+        return self.network(self.task).online.q_values(obs.reshape(len(obs), -1)).copy()
+
+    def act(self, obs: Array) -> Array:
+        """The greedy action for each observation of the current task."""
+        best: Array = self.q_values(obs).argmax(axis=1)
+        return best
+
+    def update(self, batch: Batch, average_grad: Callable[[Array], Array] | None = None) -> float:
+        """One step of Adam on a batch of one task; returns the loss.
+
+        `average_grad` turns this agent's gradient into the mean of several agents'.
+        """
+        network = self.network(batch.task)
+        loss, grad_q = self.loss(batch)
+        network.online.backward(np.float32(batch.weight) * grad_q)
+        blocks = network.blocks.values()
+        if average_grad:
+            _average(blocks, average_grad)
+        if self.rehearsal.ewc_lambda:
+            self.ewc.add_penalty(network.blocks, self.rehearsal.ewc_lambda)
+        if self.config.max_grad_norm:
+            _clip(blocks, self.config.max_grad_norm)
+        for block in blocks:
+            block.adam_step(self.config.lr * batch.lr_scale)
+        self.updates += 1
+        interval = self.config.target_update_interval
+        if interval and self.updates % interval == 0:
+            self.update_target()
+        return loss
+
+    def loss(self, batch: Batch) -> tuple[float, Array]:
+        """The loss of a batch and its gradient in the Q-values, for `backward`."""
+        online = self.network(batch.task).online
+        if batch.stored_q is not None and self.rehearsal.distill_coef:
+            # Rehearse: play an old task as the stored Q-values say. The temperature makes the
+            # gradient as long as that of other losses.
+            loss, grad_q = policy_kl(online.forward(batch.states), batch.stored_q, self.temperature)
+            coef = self.rehearsal.distill_coef * self.temperature
+            return coef * loss, np.float32(coef) * grad_q
+        targets = self._targets(batch)
+        q = online.forward(batch.states)
+        loss, grad_q = td_loss(q, batch.actions, targets, self.config.loss == "huber")
+        if batch.imitation and self.teacher is not None:
+            wanted = self.teacher.q_values(batch.states)
+            kl, grad_kl = policy_kl(q, wanted, self.temperature)
+            loss += batch.imitation * kl
+            grad_q += np.float32(batch.imitation) * grad_kl
+        return loss, grad_q
+
+    def _targets(self, batch: Batch) -> Array:
+        """What the Q-values of the actions should be: n-step returns plus a bootstrapped value."""
+        network, config = self.network(batch.task), self.config
+        if not config.target_update_interval:
+            q = network.online.q_values(batch.next_states)
+            return td_targets(q, q, batch.returns, batch.discounts)
+        target_q = network.target.q_values(batch.next_states)
+        online_q = network.online.q_values(batch.next_states) if config.double else target_q
+        return td_targets(target_q, online_q, batch.returns, batch.discounts)
+
+    def td_errors(self, batch: Batch) -> Array:
+        """Absolute TD errors of a batch, without learning from it."""
+        targets = self._targets(batch)
+        q = self.network(batch.task).online.q_values(batch.states)
+        errors: Array = np.abs(q[np.arange(len(q)), batch.actions] - targets)
+        return errors
+
+    def update_target(self) -> None:
+        """Copy all parameters to the target networks."""
+        for block in self.blocks.values():
+            block.update_target()
+
+    def consolidate(self, sample: Callable[[], Batch]) -> None:
+        """End of a task: measure which parameters mattered to it (EWC)."""
+        if not self.rehearsal.ewc_lambda:
+            return
+        with self.ewc.measuring(self.network(self.task).blocks) as measure:
+            for _ in range(self.rehearsal.ewc_batches):
+                batch = sample()
+                _, grad_q = self.loss(batch)
+                self.network(batch.task).online.backward(grad_q)
+                measure()
 
     # ── networks of tasks ──────────────────────────────────────────────────────────────────────
 
@@ -110,9 +192,8 @@ class DQN(Learner):
     def network(self, task: str) -> TaskNetwork:
         """The network of a task; made when it is first used."""
         if task not in self._networks:
-            blocks = {
-                name: self._block(part, name) for part, name in self.block_names(task).items()
-            }
+            names = self.block_names(task)
+            blocks = {name: self._block(part, name) for part, name in names.items()}
             made = list(blocks.values())
             online = self.backend.q_network(made, self.input_scale)
             target = self.backend.q_network(made, self.input_scale, target=True)
@@ -129,115 +210,6 @@ class DQN(Learner):
         """The blocks of the current task by part."""
         return {part: self.blocks[name] for part, name in self.block_names(self.task).items()}
 
-    # ── acting ─────────────────────────────────────────────────────────────────────────────────
-
-    def q_values(self, obs: Array) -> Array:
-        """Q-values of a few observations of the current task."""
-        return self.network(self.task).q_network.q_values(obs.reshape(len(obs), -1)).copy()
-
-    def act(self, obs: Array) -> Array:
-        """The greedy action for each observation of the current task."""
-        best: Array = self.q_values(obs).argmax(axis=1)
-        return best
-
-    # ── learning ───────────────────────────────────────────────────────────────────────────────
-
-    def update(self, batch: Batch, average_grad: Callable[[Array], Array] | None = None) -> float:
-        """One step of Adam on a batch of one task; returns the loss.
-
-        `average_grad` turns this agent's gradient into the mean of several agents'.
-        """
-        if batch.stored_q is not None and self.rehearsal.distill_coef:
-            loss, grad = self._rehearse(batch, batch.stored_q)
-        else:
-            q, loss, grad, _ = self._td_loss(batch)
-            if batch.imitation and self.teacher is not None:
-                wanted = self.teacher.q_values(batch.states)
-                extra, extra_grad = policy_kl(q, wanted, self.temperature)
-                loss += batch.imitation * extra
-                grad += np.float32(batch.imitation) * extra_grad
-        if batch.weight != 1:
-            grad *= np.float32(batch.weight)
-        network = self.network(batch.task)
-        network.q_network.backward(grad)
-        self._optimize(network.blocks, self.config.lr * batch.lr_scale, average_grad)
-        return loss
-
-    def _rehearse(self, batch: Batch, stored_q: Array) -> tuple[float, Array]:
-        """Loss and gradient of playing an old task otherwise than the stored Q-values say.
-
-        Times the temperature, so that its gradient is as steep as that of other losses.
-        """
-        q = self.network(batch.task).q_network.forward(batch.states)
-        loss, grad = policy_kl(q, stored_q, self.temperature)
-        weight = self.rehearsal.distill_coef * self.temperature
-        room = self._grad_of(q)
-        room[:] = np.float32(weight) * grad
-        return weight * loss, room
-
-    def _td_loss(self, batch: Batch) -> tuple[Array, float, Array, Array]:
-        """Q-values of the states, the loss of their TD errors, its gradient, and the errors."""
-        q_network, target_network, _ = self.network(batch.task)
-        config = self.config
-        target_q = online_q = (
-            target_network if config.target_update_interval else q_network
-        ).q_values(batch.next_states)
-        if config.double and config.target_update_interval:
-            online_q = q_network.q_values(batch.next_states)
-        targets = td_targets(target_q, online_q, batch.returns, batch.discounts)
-        q = q_network.forward(batch.states)
-        huber, room = config.loss == "huber", self._grad_of(q)
-        loss, errors = td_loss(q, batch.actions, targets, huber, room)
-        return q, loss, room, errors
-
-    def _grad_of(self, q: Array) -> Array:
-        """Where the gradient of the loss in the Q-values is written."""
-        if self._grad.shape != q.shape:
-            self._grad = np.empty_like(q)
-        return self._grad
-
-    def _optimize(
-        self,
-        blocks: dict[str, ParamBlock],
-        lr: float,
-        average_grad: Callable[[Array], Array] | None,
-    ) -> None:
-        """A step of Adam for the blocks of a task; now and then copy all to their targets."""
-        if average_grad:
-            _average(blocks.values(), average_grad)
-        if self.rehearsal.ewc_lambda:
-            self.ewc.add_penalty(blocks, self.rehearsal.ewc_lambda)
-        if self.config.max_grad_norm:
-            _clip(blocks.values(), self.config.max_grad_norm)
-        for block in blocks.values():
-            block.adam_step(lr)
-        self.updates += 1
-        if (
-            self.config.target_update_interval
-            and self.updates % self.config.target_update_interval == 0
-        ):
-            self.update_target()
-
-    def update_target(self) -> None:
-        """Copy all parameters to the target networks."""
-        for block in self.blocks.values():
-            block.update_target()
-
-    def td_errors(self, batch: Batch) -> Array:
-        """Absolute TD errors of a batch, without learning from it."""
-        return np.abs(self._td_loss(batch)[3])
-
-    def consolidate(self, sample: Callable[[], Batch]) -> None:
-        """End of a task: measure which parameters mattered to it (EWC)."""
-        if not self.rehearsal.ewc_lambda:
-            return
-        with self.ewc.measuring(self.network(self.task).blocks) as measure:
-            for _ in range(self.rehearsal.ewc_batches):
-                batch = sample()
-                grad = self._td_loss(batch)[2]
-                self.network(batch.task).q_network.backward(grad)
-                measure()
-
     # ── weights of the current task, for other agents ──────────────────────────────────────────
 
     def get_weights(self) -> Columns:
@@ -246,12 +218,16 @@ class DQN(Learner):
 
     def set_weights(self, weights: Columns) -> None:
         """Start from a donor's weights, the target too."""
-        _set_weights(weights, self._parts())
+        _check_like(weights, self.get_weights())
+        for part, block in self._parts().items():
+            block.set(weights[part])
 
     def set_teacher(self, weights: Columns) -> None:
         """Take a donor's network of the current task as the one to imitate."""
+        _check_like(weights, self.get_weights())
         blocks = {part: self.backend.block(part, seed=0) for part in self.block_names(self.task)}
-        _set_weights(weights, blocks)
+        for part, block in blocks.items():
+            block.set(weights[part])
         self.teacher = self.backend.q_network(list(blocks.values()), self.input_scale)
 
     def agreement(self, obs: Array) -> tuple[float, float]:
@@ -264,7 +240,7 @@ class DQN(Learner):
 
     def polyak_update(self, weights: Columns, tau: float) -> None:
         """Move the weights towards others': (1 − τ) · own + τ · theirs; the target stays."""
-        _check_fits(weights, self._parts())
+        _check_like(weights, self.get_weights())
         for part, block in self._parts().items():
             block.polyak_update(weights[part], tau)
 
@@ -277,7 +253,7 @@ class DQN(Learner):
 
     def load_task_state_dict(self, state: Columns) -> None:
         """Take over another agent's `task_state_dict`, if its network is of the same kind."""
-        _check_state(state, self.task_state_dict())
+        _check_like(state, self.task_state_dict())
         for part, block in self._parts().items():
             block.load_state_dict(strip_prefix(part, state))
 
@@ -306,9 +282,9 @@ class DQN(Learner):
 
 
 @compiled
-def td_targets(target_q: Any, online_q: Any, returns: Any, discounts: Any) -> Any:
+def td_targets(target_q: Any, online_q: Any, returns: Any, discounts: Any) -> Array:
     """Returns plus the discounted target_q of the action that online_q finds best."""
-    targets = np.empty_like(returns)
+    targets: Array = np.empty_like(returns)
     for i in range(len(targets)):
         best = 0
         for j in range(1, online_q.shape[1]):
@@ -319,21 +295,19 @@ def td_targets(target_q: Any, online_q: Any, returns: Any, discounts: Any) -> An
 
 
 @compiled
-def td_loss(q: Any, actions: Any, targets: Any, huber: bool, grad: Any) -> tuple[float, Any]:
-    """Huber or squared loss of the TD errors, and the errors; the gradient goes to `grad`."""
-    rows, loss, errors = len(actions), 0.0, np.empty_like(targets)
+def td_loss(q: Any, actions: Any, targets: Any, huber: bool) -> tuple[float, Array]:
+    """Huber or squared loss of the TD errors of the actions."""
+    rows, loss, grad = len(actions), 0.0, np.zeros_like(q)
     for i in range(rows):
         error = q[i, actions[i]] - targets[i]
         if huber:
-            slope = min(max(error, -ONE), ONE)
-            loss += slope * (error - HALF * slope)
+            clipped = min(max(error, -ONE), ONE)
+            loss += clipped * (error - HALF * clipped)
+            grad[i, actions[i]] = clipped / rows
         else:
-            slope = TWO * error
             loss += error * error
-        grad[i, :] = 0
-        grad[i, actions[i]] = slope / rows
-        errors[i] = error
-    return loss / rows, errors
+            grad[i, actions[i]] = TWO * error / rows
+    return loss / rows, grad
 
 
 def policy_kl(q: Array, wanted_q: Array, temperature: float) -> tuple[float, Array]:
@@ -353,22 +327,10 @@ def _log_softmax(q: Array, temperature: float) -> Array:
 # ── helpers ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _set_weights(weights: Columns, blocks: dict[str, ParamBlock]) -> None:
-    _check_fits(weights, blocks)
-    for part, block in blocks.items():
-        block.set(weights[part])
-
-
-def _check_fits(weights: Columns, blocks: dict[str, ParamBlock]) -> None:
-    for part, block in blocks.items():
-        if part not in weights or weights[part].shape != tuple(block.params.shape):
-            raise DamagedData(f"the donor's network has another {part} than this learner")
-
-
-def _check_state(theirs: Columns, mine: Columns) -> None:
-    """DamagedData where another agent's state does not fit one's own network."""
+def _check_like(theirs: Columns, mine: Columns) -> None:
+    """DamagedData where another agent's network does not fit one's own."""
     if theirs.keys() != mine.keys():
-        raise DamagedData(f"the other's learner has the parts {sorted(theirs)}")
+        raise DamagedData(f"the other's network has the parts {sorted(theirs)}")
     for name, column in theirs.items():
         wanted = mine[name]
         if column.dtype != wanted.dtype or column.shape != wanted.shape:

@@ -22,19 +22,20 @@ class EWC:
     def measuring(self, blocks: Mapping[str, ParamBlock]) -> Iterator[Callable[[], None]]:
         """Measure the Fisher information of a task: call the yielded function after each
         backward pass; the blocks' gradients of each batch are squared and averaged."""
-        sums = {name: _zeros(block) for name, block in blocks.items()}
+        zeros = {name: np.zeros(len(b.grad), np.float32) for name, b in blocks.items()}
+        sums = {name: block.put(zeros[name].copy()) for name, block in blocks.items()}
         count = 0
 
         def measure() -> None:
             nonlocal count
             count += 1
             for name, block in blocks.items():
-                block.add_squares(sums[name])
+                sums[name] += block.grad * block.grad
 
         yield measure
         for name, block in blocks.items():
-            new, old = sums[name] / max(count, 1), self.fisher.get(name, _zeros(block))
-            self.fisher[name] = self.alpha * block.put(old) + (1 - self.alpha) * new
+            old = block.put(self.fisher.get(name, zeros[name]))
+            self.fisher[name] = self.alpha * old + (1 - self.alpha) * sums[name] / max(count, 1)
             self.anchor[name] = block.put(array_of(block.params))
 
     def add_penalty(self, blocks: Mapping[str, ParamBlock], strength: float) -> None:
@@ -43,21 +44,17 @@ class EWC:
             if name in self.fisher:
                 for held in (self.fisher, self.anchor):
                     held[name] = block.put(held[name])  # arrays, after `load_state_dict`
-                block.add_penalty(self.anchor[name], self.fisher[name], strength)
+                distance = block.params - self.anchor[name]
+                block.grad += strength * (self.fisher[name] * distance)
 
     def state_dict(self) -> Columns:
         """Fisher information and anchors."""
-        return with_prefix("fisher", _arrays(self.fisher)) | with_prefix(
-            "anchor", _arrays(self.anchor)
-        )
+        fisher, anchor = (_arrays(held) for held in (self.fisher, self.anchor))
+        return with_prefix("fisher", fisher) | with_prefix("anchor", anchor)
 
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave."""
         self.fisher, self.anchor = (_arrays(strip_prefix(n, state)) for n in ("fisher", "anchor"))
-
-
-def _zeros(block: ParamBlock) -> Vector:
-    return block.put(np.zeros(len(block.params), dtype=np.float32))
 
 
 def _arrays(vectors: Mapping[str, Vector]) -> Columns:

@@ -1,88 +1,79 @@
-"""The MLP on a CPU: parameters in flat blocks, forward and backward passes by compiled kernels.
+"""The MLP on a CPU without torch: parameters in flat blocks, loops and products by Numba.
 
-Nothing here needs torch. `networks` has the same for any module of torch, by autograd.
+Between two steps of an emulator every call from Python into a library costs more than what it
+computes, so a pass through all layers is one call. `networks` does the same by autograd.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns, Spaces
-from canal_mpi.learn import cpu, kernels
-from canal_mpi.learn.cpu import aligned, product
 from canal_mpi.settings import LearnConfig
+from canal_mpi.state import compiled, inlined
 
-DRAWN = 1 << 16  # numbers at once, so that wide layers need no memory of other types
+CHUNK = 1 << 16  # initial weights drawn at once, so that wide layers need little more memory
 MAX_ROWS = 1024  # that pass at once when there is nothing to learn from them
+LAYER_NORM_EPS = np.float32(1e-5)
+BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
+ZERO, ONE, INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)  # single precision
+TINY, TINY_SQUARE = np.float32(1e-18), np.float32(1e-36)  # what Adam takes for zero
 Vector = Any  # an array, or a tensor of torch where a block belongs to a module
-
-
-class Place(NamedTuple):
-    """Where the parameters of a layer start."""
-
-    weight: int
-    bias: int
-    scale: int = -1  # no LayerNorm
-    shift: int = -1
+LayerParams = tuple[Array, Array, Array, Array]  # weight, bias, and gain and shift of LayerNorm
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers in a row: how many numbers go in, and how many come out of each."""
+    """Linear layers in a row, by their widths; `norm`: each is followed by a LayerNorm."""
 
-    sizes: tuple[int, ...]
+    widths: tuple[int, ...]
     norm: bool = False
 
     @property
     def shapes(self) -> list[tuple[int, int]]:
-        """Inputs and outputs of each."""
-        return list(pairwise(self.sizes))
-
-    def places(self) -> list[Place]:
-        """Where each has its parameters."""
-        found, start = [], 0
-        for inputs, outputs in self.shapes:
-            found.append(Place(start, start + inputs * outputs))
-            start += (inputs + 1) * outputs
-        for k, (_, outputs) in enumerate(self.shapes if self.norm else ()):
-            found[k] = found[k]._replace(scale=start, shift=start + outputs)
-            start += 2 * outputs
-        return found
-
-    @property
-    def length(self) -> int:
-        """How many parameters they have."""
-        each = 3 if self.norm else 1
-        return sum((inputs + each) * outputs for inputs, outputs in self.shapes)
+        """Inputs and outputs of each layer."""
+        return list(pairwise(self.widths))
 
     def part(self, layers: slice) -> "Layers":
         """Some of them."""
         start, stop, _ = layers.indices(len(self.shapes))
-        return Layers(self.sizes[start : stop + 1], self.norm)
+        return Layers(self.widths[start : stop + 1], self.norm)
+
+    def split(self, flat: Array) -> list[LayerParams]:
+        """Each layer's parameters as views of one vector, in the order of torch's modules; gain
+        and shift are empty where there is no norm."""
+        found, start = [], 0
+        for inputs, outputs in self.shapes:
+            views = []
+            for size in (inputs * outputs, outputs, *(2 * [self.norm * outputs])):
+                views.append(flat[start : start + size])
+                start += size
+            weight, bias, gain, shift = views
+            found.append((weight.reshape(outputs, inputs), bias, gain, shift))
+        return found
 
     def initial_params(self, seed: int, layers: slice = slice(None)) -> Array:
         """What modules of torch start with after `manual_seed`, of all layers or of some."""
-        stream = np.random.RandomState(seed & 0xFFFFFFFF)  # torch's: mt19937
-        drawn = [
-            _uniform(stream, (inputs + 1) * outputs, 1 / sqrt(inputs))
-            for inputs, outputs in self.shapes
-        ][layers]
-        for _, outputs in self.shapes[layers] if self.norm else ():
-            drawn += [np.ones(outputs, np.float32), np.zeros(outputs, np.float32)]
-        return np.concatenate([np.zeros(0, np.float32), *drawn])
+        rng, drawn = np.random.RandomState(seed & 0xFFFFFFFF), []  # torch's: mt19937
+        for inputs, outputs in self.shapes:
+            linear = _uniform(rng, (inputs + 1) * outputs, 1 / sqrt(inputs))
+            norm = np.repeat(np.array([1, 0], np.float32), self.norm * outputs)
+            drawn.append(np.concatenate([linear, norm]))
+        return np.concatenate([np.zeros(0, np.float32), *drawn[layers]])
 
 
-def _uniform(stream: np.random.RandomState, count: int, bound: float) -> Array:
+def _uniform(rng: np.random.RandomState, count: int, bound: float) -> Array:
     """Numbers between -bound and bound, by the 24 low bits of each draw, as torch makes them."""
     found, bound = np.empty(count, np.float32), float(np.float32(bound))
-    for start in range(0, count, DRAWN):
-        part = found[start : start + DRAWN]
-        bits = stream.randint(0, 1 << 32, len(part), np.uint32) & 0xFFFFFF
+    for start in range(0, count, CHUNK):
+        part = found[start : start + CHUNK]
+        bits = rng.randint(0, 1 << 32, len(part), np.uint32) & 0xFFFFFF
         part[:] = bits * 2.0**-24 * (2 * bound) - bound
     return found
 
@@ -100,6 +91,119 @@ def layers_of(config: LearnConfig, part: str) -> slice:
     return slice(0, 1) if part == "input" else slice(1, None)
 
 
+# ── compiled ───────────────────────────────────────────────────────────────────────────────────
+
+
+@compiled
+def forward(layers: Any, obs: Any, input_scale: float) -> None:
+    """Pass observations through all layers; each is (weight, bias, gain, shift, x, xhat, rstd,
+    out): its parameters, its input, what LayerNorm keeps for `backward`, and its output."""
+    rows, last, scale = len(obs), len(layers) - 1, np.float32(input_scale)
+    inputs = layers[0][4]
+    for i in range(rows):
+        for j in range(inputs.shape[1]):
+            inputs[i, j] = np.float32(obs[i, j]) * scale
+    for k in range(len(layers)):
+        weight, bias, gain, shift, x, xhat, rstd, out = layers[k]
+        np.dot(x[:rows], weight.T, out[:rows])
+        if k < last and len(gain):
+            _layer_norm_relu(out[:rows], bias, gain, shift, xhat, rstd)
+        else:
+            floor = ZERO if k < last else -INFINITY  # ReLU but for the head
+            for i in range(rows):
+                for j in range(len(bias)):
+                    out[i, j] = max(out[i, j] + bias[j], floor)
+
+
+@inlined
+def _layer_norm_relu(out: Any, bias: Any, gain: Any, shift: Any, xhat: Any, rstd: Any) -> None:
+    """Replace each row by ReLU(gain · xhat + shift), xhat = (row + bias − mean) · rstd."""
+    width = len(bias)
+    part = ONE / np.float32(width)
+    for i in range(len(out)):
+        row, centered, total, squares = out[i], xhat[i], ZERO, ZERO
+        for j in range(width):
+            z = row[j] + bias[j]
+            centered[j] = z
+            total += z
+        mean = total * part
+        for j in range(width):
+            squares += (centered[j] - mean) * (centered[j] - mean)
+        scale = ONE / np.sqrt(squares * part + LAYER_NORM_EPS)
+        for j in range(width):
+            z = (centered[j] - mean) * scale
+            centered[j] = z
+            row[j] = max(z * gain[j] + shift[j], ZERO)
+        rstd[i] = scale
+
+
+@compiled
+def backward(layers: Any, grads: Any, grad_q: Any) -> None:
+    """Replace the gradients after a `forward`, for `grad_q` = d loss / d output of the last layer;
+    `grads` of a layer are (d_weight, d_bias, d_gain, d_shift, d_out)."""
+    rows, last = len(grad_q), len(layers) - 1
+    grads[last][4][:rows] = grad_q
+    for k in range(last, -1, -1):
+        weight, _, gain, _, x, xhat, rstd, out = layers[k]
+        d_weight, d_bias, d_gain, d_shift, d_out = grads[k]
+        if k < last and len(gain):
+            _layer_norm_relu_backward(d_out[:rows], out, gain, xhat, rstd, d_gain, d_shift)
+        elif k < last:
+            for i in range(rows):
+                for j in range(len(d_bias)):
+                    d_out[i, j] = d_out[i, j] if out[i, j] > ZERO else ZERO
+        d_bias[:] = ZERO
+        for i in range(rows):
+            for j in range(len(d_bias)):
+                d_bias[j] += d_out[i, j]
+        np.dot(d_out[:rows].T, x[:rows], d_weight)
+        if k:
+            np.dot(d_out[:rows], weight, grads[k - 1][4][:rows])
+
+
+@inlined
+def _layer_norm_relu_backward(
+    d_out: Any, out: Any, gain: Any, xhat: Any, rstd: Any, d_gain: Any, d_shift: Any
+) -> None:
+    """Take each row's gradient from behind the ReLU to before the LayerNorm."""
+    width = len(gain)
+    part = ONE / np.float32(width)
+    d_gain[:] = ZERO
+    d_shift[:] = ZERO
+    for i in range(len(d_out)):
+        d_row, row, normed, total, along = d_out[i], out[i], xhat[i], ZERO, ZERO
+        for j in range(width):
+            d = d_row[j] if row[j] > ZERO else ZERO
+            d_gain[j] += d * normed[j]
+            d_shift[j] += d
+            d *= gain[j]
+            d_row[j] = d
+            total += d
+            along += d * normed[j]
+        total, along, scale = total * part, along * part, rstd[i]
+        for j in range(width):
+            d_row[j] = scale * (d_row[j] - total - normed[j] * along)
+
+
+@compiled
+def adam_step(params: Any, grad: Any, exp_avg: Any, exp_avg_sq: Any, step: int, lr: float) -> None:
+    """Adam's step number `step`, as torch.optim.Adam; denormal numbers, which would make it ten
+    times slower, become zero."""
+    weight1, weight2, eps = np.float32(1 - BETA1), np.float32(1 - BETA2), np.float32(ADAM_EPS)
+    step_size = np.float32(lr / (1 - BETA1**step))
+    correction = np.float32(1 / np.sqrt(1 - BETA2**step))
+    for j in range(len(params)):
+        g = grad[j] if abs(grad[j]) > TINY else ZERO
+        m = exp_avg[j] + weight1 * (g - exp_avg[j])
+        v = exp_avg_sq[j] + weight2 * (g * g - exp_avg_sq[j])
+        exp_avg[j] = m if abs(m) > TINY else ZERO
+        exp_avg_sq[j] = v if v > TINY_SQUARE else ZERO
+        params[j] -= step_size * m / (np.sqrt(v) * correction + eps)
+
+
+# ── blocks and networks ────────────────────────────────────────────────────────────────────────
+
+
 def array_of(vector: Vector) -> Array:
     """A copy of a vector, as an array."""
     held: Array = vector if isinstance(vector, np.ndarray) else vector.detach().cpu().numpy()
@@ -111,12 +215,11 @@ class ParamBlock:
 
     def __init__(self, layers: Layers, params: Array) -> None:
         self.layers, self.step = layers, 0
-        self.params: Vector = aligned(len(params))
-        self.target_params: Vector = aligned(len(params))
-        self.grad: Vector = aligned(len(params))
-        self.exp_avg: Vector = aligned(len(params))
-        self.exp_avg_sq: Vector = aligned(len(params))
-        self.set(params)
+        self.params: Vector = params.astype(np.float32)
+        self.target_params: Vector = self.params.copy()
+        self.grad: Vector = np.zeros_like(self.params)
+        self.exp_avg: Vector = np.zeros_like(self.params)
+        self.exp_avg_sq: Vector = np.zeros_like(self.params)
 
     def put(self, column: Vector) -> Vector:
         """A column as a vector of this block's kind."""
@@ -132,25 +235,17 @@ class ParamBlock:
         self.update_target()
 
     def polyak_update(self, params: Array, tau: float) -> None:
-        """Move the parameters towards others; the target stays."""
-        kernels.blend(self.params, params, tau)
+        """Move the parameters towards others: (1 − τ) · own + τ · theirs; the target stays."""
+        self.params[:] = (1 - tau) * self.params + tau * self.put(params)
 
     def adam_step(self, lr: float) -> None:
         """One step of Adam along the gradient."""
         self.step += 1
-        kernels.move(self.params, self.grad, self.exp_avg, self.exp_avg_sq, self.step, lr)
+        adam_step(self.params, self.grad, self.exp_avg, self.exp_avg_sq, self.step, lr)
 
     def grad_norm(self) -> float:
         """The length of the gradient."""
-        return sqrt(kernels.squares(self.grad))
-
-    def add_squares(self, sums: Vector) -> None:
-        """Add the squared gradient to sums."""
-        kernels.add_squares(sums, self.grad)
-
-    def add_penalty(self, anchor: Vector, fisher: Vector, strength: float) -> None:
-        """Add strength · fisher · (params − anchor) to the gradient."""
-        kernels.add(self.grad, fisher * (self.params - anchor), strength)
+        return sqrt(float((self.grad * self.grad).sum()))
 
     def _held(self) -> dict[str, Vector]:
         """What a state consists of."""
@@ -174,40 +269,38 @@ class ParamBlock:
 
 
 class FastQNetwork:
-    """Layers in a row, the last one the head; `parts` have their parameters and gradients."""
+    """Layers in a row, the last one the head; without `grads` it is a target."""
 
     def __init__(
-        self, parts: Sequence[tuple[Layers, Array, Array | None]], input_scale: float = 1.0
+        self, params: Sequence[LayerParams], grads: Sequence[LayerParams], input_scale: float = 1.0
     ) -> None:
-        self._product, self._input_scale, self._rows = product(), input_scale, 0
-        self._parts = parts  # what the table points to
-        rows = [_row(*part, k) for part in parts for k in range(len(part[0].shapes))]
-        self._table = np.array(rows, dtype=np.int64)
+        self._params, self._grad_params, self._input_scale = params, grads, input_scale
+        self._allocate(1)
 
-    def _make_room(self, rows: int) -> None:
-        """Memory for what each layer takes and gives, for at most so many rows."""
-        inputs, widths = int(self._table[0, kernels.INPUTS]), self._table[:, kernels.OUTPUTS]
-        outputs = [aligned(rows, int(width)) for width in (inputs, *widths)]
-        normed, slopes = ([aligned(rows, int(width)) for width in widths] for _ in range(2))
-        spreads = [aligned(rows) for _ in widths]
-        columns = {kernels.INPUT: outputs[:-1], kernels.OUTPUT: outputs[1:]}
-        columns |= {kernels.NORMED: normed, kernels.SLOPE: slopes, kernels.SPREAD: spreads}
-        for column, rooms in columns.items():
-            self._table[:, column] = [room.ctypes.data for room in rooms]
-        self._rooms, self._rows = (outputs, normed, slopes, spreads), rows
-        self._values = outputs[-1]
+    def _allocate(self, rows: int) -> None:
+        """Memory for what `forward` and `backward` work on, for at most so many rows."""
+
+        def zeros(*shape: int) -> Array:
+            return np.zeros((rows, *shape), dtype=np.float32)
+
+        widths = [len(bias) for _, bias, _, _ in self._params]
+        outs = [zeros(width) for width in (self._params[0][0].shape[1], *widths)]
+        work = [(outs[k], zeros(width), zeros(), outs[k + 1]) for k, width in enumerate(widths)]
+        self._rows, self._q = rows, outs[-1]
+        self._layers = tuple((*p, *w) for p, w in zip(self._params, work, strict=True))
+        self._grads = tuple((*grads, zeros(len(grads[1]))) for grads in self._grad_params)
 
     def forward(self, obs: Array) -> Array:
         """Q-values, remembered for `backward`."""
         if len(obs) > self._rows:
-            self._make_room(len(obs))
-        kernels.forward(self._product, self._table, obs, self._input_scale)
-        return self._values[: len(obs)]
+            self._allocate(len(obs))
+        forward(self._layers, obs, self._input_scale)
+        return self._q[: len(obs)]
 
     def backward(self, grad: Array) -> None:
         """Replace the gradients of the parameters."""
-        assert self._table[0, kernels.TO_BIAS], "a target has no gradients"
-        kernels.backward(self._product, self._table, grad, self._input_scale)
+        assert self._grads, "a target has no gradients"
+        backward(self._layers, self._grads, grad)
 
     def q_values(self, obs: Array) -> Array:
         """Q-values alone."""
@@ -217,27 +310,15 @@ class FastQNetwork:
         return np.concatenate([self.forward(obs[k : k + MAX_ROWS]).copy() for k in parts])
 
 
-def _row(layers: Layers, params: Array, grad: Array | None, k: int) -> Array:
-    """Layer k in the table of the kernels: its widths, its parameters and their gradients."""
-    row = np.zeros(kernels.COLUMNS, dtype=np.int64)
-    row[kernels.INPUTS], row[kernels.OUTPUTS] = layers.shapes[k]
-    columns = (kernels.WEIGHT, kernels.BIAS, kernels.SCALE, kernels.SHIFT)
-    for column, start in zip(columns, layers.places()[k], strict=True):
-        if start >= 0:
-            row[column] = params[start:].ctypes.data
-            row[column + kernels.GRADIENT] = 0 if grad is None else grad[start:].ctypes.data
-    return row
-
-
 class FastBackend:
     """An mlp with a linear head on the CPU, compiled; starts from torch's initial weights."""
 
-    def __init__(self, spaces: Spaces, config: LearnConfig, device: str = "cpu") -> None:
-        self.device, self.threads = device, cpu.use_threads(config.threads)
-        cpu.flush_tiny()
+    def __init__(self, spaces: Spaces, config: LearnConfig) -> None:
+        # SciPy's BLAS, which Numba calls, reads this when the first product loads it.
+        os.environ["OPENBLAS_NUM_THREADS"] = str(config.threads)
         self.config = config
         self.trunk = Layers((prod(spaces.shape), *config.widths), config.layer_norm)
-        self.head = Layers((self.trunk.sizes[-1], spaces.actions))
+        self.head = Layers((self.trunk.widths[-1], spaces.actions))
 
     def block(self, part: str, seed: int) -> ParamBlock:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
@@ -250,6 +331,8 @@ class FastBackend:
         self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
     ) -> FastQNetwork:
         """The network of these blocks, or of their targets."""
-        if target:
-            return FastQNetwork([(b.layers, b.target_params, None) for b in blocks], input_scale)
-        return FastQNetwork([(b.layers, b.params, b.grad) for b in blocks], input_scale)
+        params = [
+            p for b in blocks for p in b.layers.split(b.target_params if target else b.params)
+        ]
+        grads = [] if target else [g for b in blocks for g in b.layers.split(b.grad)]
+        return FastQNetwork(params, grads, input_scale)

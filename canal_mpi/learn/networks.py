@@ -7,16 +7,16 @@ of features that its `forward` gives for flat observations.
 
 import copy
 from collections.abc import Sequence
-from itertools import pairwise
 from math import prod
 from threading import Lock
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adam import adam
 
 from canal_mpi.errors import UsageError, logger, lookup
 from canal_mpi.interfaces import Array, Spaces
-from canal_mpi.learn import NETWORKS, kernels
+from canal_mpi.learn import NETWORKS, fast_mlp
 from canal_mpi.learn.fast_mlp import ParamBlock, Vector, has_own_input, layers_of
 from canal_mpi.settings import LearnConfig
 
@@ -24,35 +24,16 @@ SEEDING = Lock()  # torch has one random stream for all threads
 SMALLEST_FRAME = 36  # what the three convolutions can digest
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Sequential):
     """Fully connected layers, each followed by LayerNorm (if asked for) and ReLU."""
-
-    linears: list[nn.Linear]
-    norms: list[nn.LayerNorm]
 
     def __init__(self, shape: tuple[int, ...], widths: Sequence[int], layer_norm: bool) -> None:
         super().__init__()
-        sizes = [prod(shape), *widths]
-        self.linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-        self.norms = [nn.LayerNorm(b) for b in sizes[1:] if layer_norm]
-        self.parts = nn.ModuleList([*self.linears, *self.norms])
-        self.features = sizes[-1]
-
-    def part(self, layers: slice) -> "Mlp":
-        """Some of the layers, as a network of their own."""
-        linears = self.linears[layers]
-        part = Mlp((linears[0].in_features,), (), False)
-        part.linears, part.norms = linears, self.norms[layers]
-        part.parts = nn.ModuleList([*part.linears, *part.norms])
-        part.features = linears[-1].out_features
-        return part
-
-    def forward(self, obs: Tensor) -> Tensor:
-        """Features of flat observations [batch, numbers]."""
-        for k, linear in enumerate(self.linears):
-            obs = linear(obs)
-            obs = torch.relu(self.norms[k](obs) if self.norms else obs)
-        return obs
+        self.features = prod(shape)
+        for width in widths:
+            norm = nn.LayerNorm(width) if layer_norm else nn.Identity()
+            self.append(nn.Sequential(nn.Linear(self.features, width), norm, nn.ReLU()))
+            self.features = width
 
 
 class Cnn(nn.Module):
@@ -103,35 +84,30 @@ class TorchBackend:
 
     def __init__(self, spaces: Spaces, config: LearnConfig, device: str = "cpu") -> None:
         torch.set_num_threads(config.threads)
-        torch.set_flush_denormal(True)  # tiny numbers would slow Adam down tenfold
-        self.device, self.threads = device, torch.get_num_threads()
-        self.spaces, self.config = spaces, config
+        torch.set_flush_denormal(True)  # denormal numbers would slow Adam down tenfold
+        self.spaces, self.config, self.device = spaces, config, device
+        self.features = int(self._trunk().features)  # type: ignore[arg-type]
 
     def block(self, part: str, seed: int) -> ParamBlock:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
         with SEEDING:
             torch.manual_seed(seed)
-            module = self._head() if part == "head" else self._body(part)
+            module = self._head() if part == "head" else self._trunk()
+        if isinstance(module, Mlp) and has_own_input(self.config):
+            module = nn.Sequential(*list(module)[layers_of(self.config, part)])
         return TorchBlock(module.to(self.device))
 
     def q_network(
         self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
     ) -> "TorchQNetwork":
-        """The network of these blocks, the last of which is the head, or of their targets."""
+        """The network of these blocks, or of their targets."""
         made = [block for block in blocks if isinstance(block, TorchBlock)]
-        *body, head = (block.target if target else block.module for block in made)
-        return TorchQNetwork(body, head, input_scale)
+        modules = [block.target if target else block.module for block in made]
+        return TorchQNetwork(nn.Sequential(*modules), input_scale)
 
     def _head(self) -> nn.Module:
         kind = Dueling if self.config.dueling else nn.Linear
-        return kind(self._features, self.spaces.actions)
-
-    def _body(self, part: str) -> nn.Module:
-        whole = self._trunk()
-        if has_own_input(self.config):
-            assert isinstance(whole, Mlp)
-            return whole.part(layers_of(self.config, part))
-        return whole
+        return kind(self.features, self.spaces.actions)
 
     def _trunk(self) -> nn.Module:
         c = self.config
@@ -140,7 +116,6 @@ class TorchBackend:
             trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
         except ValueError as error:
             raise UsageError(f"learn.network = {c.network}: {error}.") from error
-        self._features = int(trunk.features)  # type: ignore[arg-type]
         return trunk
 
 
@@ -158,61 +133,54 @@ class TorchBlock(ParamBlock):
         """A column as a tensor on the device of the module."""
         return torch.as_tensor(column, device=self.params.device)
 
-    def polyak_update(self, params: Array, tau: float) -> None:
-        """Move the parameters towards others; the target stays."""
-        self.params.lerp_(self.put(params), tau)
-
     def adam_step(self, lr: float) -> None:
-        """One step of Adam along the gradient."""
+        """One step of torch's Adam along the gradient."""
         self.step += 1
-        moved = (self.params, self.grad, self.exp_avg, self.exp_avg_sq)
-        if self.params.device.type == "cpu":
-            params, grad, exp_avg, exp_avg_sq = (tensor.detach().numpy() for tensor in moved)
-            kernels.move(params, grad, exp_avg, exp_avg_sq, self.step, lr)
-        elif len(self.params):  # a trunk may have no layers
-            fused_adam(self, lr)
-
-    def grad_norm(self) -> float:
-        """The length of the gradient."""
-        return float(self.grad.norm())
-
-    def add_squares(self, sums: Vector) -> None:
-        """Add the squared gradient to sums."""
-        sums.addcmul_(self.grad, self.grad)
-
-    def add_penalty(self, anchor: Vector, fisher: Vector, strength: float) -> None:
-        """Add strength · fisher · (params − anchor) to the gradient."""
-        self.grad.add_(fisher * (self.params - anchor), alpha=strength)
+        if len(self.params):  # a trunk may have no layers
+            adam(
+                [self.params],
+                [self.grad],
+                [self.exp_avg],
+                [self.exp_avg_sq],
+                [],
+                [torch.tensor(self.step - 1.0, device=self.params.device)],  # torch adds one
+                fused=True,
+                amsgrad=False,
+                beta1=fast_mlp.BETA1,
+                beta2=fast_mlp.BETA2,
+                lr=lr,
+                weight_decay=0.0,
+                eps=fast_mlp.ADAM_EPS,
+                maximize=False,
+            )
 
 
 class TorchQNetwork:
-    """Any modules in a row, by autograd; observations are multiplied by `input_scale` first."""
+    """Any module by autograd; observations are multiplied by `input_scale` first."""
 
-    def __init__(
-        self, body: Sequence[nn.Module], head: nn.Module, input_scale: float = 1.0
-    ) -> None:
-        self.body, self.head, self.input_scale = nn.Sequential(*body), head, input_scale
-        self.device = next(head.parameters()).device
-        self._values = torch.zeros(0)
+    def __init__(self, module: nn.Module, input_scale: float = 1.0) -> None:
+        self.module, self.input_scale = module, input_scale
+        self.device = next(module.parameters()).device
+        self._q = torch.zeros(0)
 
     def _through(self, obs: Array) -> Tensor:
         numbers = torch.from_numpy(obs).to(self.device, torch.float32)
-        found: Tensor = self.head(self.body(numbers * self.input_scale))
+        found: Tensor = self.module(numbers * self.input_scale)
         return found
 
     def forward(self, obs: Array) -> Array:
         """Q-values, remembered for `backward`."""
         with torch.enable_grad():
-            self._values = self._through(obs)
-        found: Array = self._values.detach().cpu().numpy()
+            self._q = self._through(obs)
+        found: Array = self._q.detach().cpu().numpy()
         return found
 
     def backward(self, grad: Array) -> None:
         """Replace the gradients of the parameters."""
-        for part in (*self.body.parameters(), *self.head.parameters()):
+        for part in self.module.parameters():
             assert part.grad is not None
             part.grad.zero_()
-        self._values.backward(torch.from_numpy(grad).to(self.device))  # type: ignore[no-untyped-call]
+        self._q.backward(torch.from_numpy(grad).to(self.device))  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def q_values(self, obs: Array) -> Array:
@@ -234,26 +202,6 @@ def flatten(module: nn.Module) -> Tensor:
         part.grad = flat.grad[start:end].view_as(part)
         start = end
     return flat
-
-
-def fused_adam(block: TorchBlock, lr: float) -> None:
-    """The step of Adam on an accelerator, by torch's kernel."""
-    count = torch.tensor(float(block.step), device=block.params.device)
-    torch._fused_adam_(
-        [block.params],
-        [block.grad],
-        [block.exp_avg],
-        [block.exp_avg_sq],
-        [],
-        [count],
-        lr=lr,
-        beta1=kernels.BETA1,
-        beta2=kernels.BETA2,
-        weight_decay=0.0,
-        eps=kernels.ADAM_EPSILON,
-        amsgrad=False,
-        maximize=False,
-    )
 
 
 def cuda_trouble() -> str:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.interfaces import LAST, TRUNCATED, Array, Batch, Columns, Spaces
-from canal_mpi.machine import compiled
 from canal_mpi.membuf.buffer import Buffer, Recipe, Targets
+from canal_mpi.state import compiled
 
 ONE = np.float32(1)
 
