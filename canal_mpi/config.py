@@ -276,9 +276,10 @@ def to_toml(job: Job, explain: bool = False) -> str:
         if here != section:
             lines += ["", f"[{here}]"]
             section = here
-        value = get(job, key)
-        text = f"{name} = {_toml_value(value)}"
-        lines.append(f"{text:<31} # {part.metadata['about']}" if explain else text)
+        text, meta = f"{name} = {_toml_value(get(job, key))}", part.metadata
+        names = ", ".join([*filter(None, meta["names"]), *["module:name"] * meta["outside"]])
+        about = meta["about"] + f" ({names})" * bool(names)
+        lines.append(f"{text:<31} # {about}" if explain else text)
     for pattern, table in job.hosts.items():
         lines += ["", f"[hosts.{_toml_value(pattern)}]"]
         lines += [f"{name} = {_toml_value(value)}" for name, value in table.items()]

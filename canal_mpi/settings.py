@@ -32,14 +32,10 @@ class TaskConfig:
     """How a task is played."""
 
     obs: str = setting("ram", "what an agent sees of an Atari game", names=("ram", "pixels"))
-    variant: str = setting(
-        "fs4", "fs4: no-op starts, actions repeated 4 times; orig: neither", names=("fs4", "orig")
-    )
+    variant: str = setting("fs4", "orig: no no-op starts, no frame skip", names=("fs4", "orig"))
     frame_skip: int = setting(4, "frames that an action is repeated", 1, 60)
     noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
-    repeat_action_probability: float = setting(
-        0.0, "probability that the emulator repeats the last action", 0, 1
-    )
+    repeat_action_probability: float = setting(0.0, "of the emulator: sticky actions", 0, 1)
     random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
     max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
 
@@ -51,9 +47,7 @@ class TrainConfig:
     steps: int = setting(20000, "agent steps on each task (not emulator frames)", 1, 10**12)
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     num_envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
-    speed: float = setting(
-        1.0, "part of full speed that a rank is held to: a slower device", 0.05, 1
-    )
+    speed: float = setting(1.0, "part of full speed that a rank is held to", 0.05, 1)
     log_interval: int = setting(500, "iterations between two rows of /train", 1)
 
 
@@ -68,44 +62,28 @@ class ReplayConfig:
 class LearnConfig:
     """The learner."""
 
-    algorithm: str = setting(
-        "dqn", "how it learns, or module:Class", names=ALGORITHMS, outside=True
-    )
-    network: str = setting("mlp", "its network, or module:Class", names=NETWORKS, outside=True)
+    algorithm: str = setting("dqn", "how it learns", names=ALGORITHMS, outside=True)
+    network: str = setting("mlp", "its network", names=NETWORKS, outside=True)
     widths: tuple[int, ...] = setting((128, 128), "units of each hidden layer", 1, 16384)
     lr: float = setting(5e-4, "learning rate of Adam", 1e-300, 10)
-    lr_decay_fraction: float = setting(
-        0.5, "last part of training in which the learning rate falls to 0; 0: constant", 0, 1
-    )
+    lr_decay_fraction: float = setting(0.5, "last part of training, in which lr falls to 0", 0, 1)
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
     batch_size: int = setting(128, "rows in a batch", 1, 1_000_000)
     updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
     learning_starts: int = setting(200, "rows of play before the first update", 1)
     layer_norm: bool = setting(True, "LayerNorm before every ReLU")
     dueling: bool = setting(False, "value and advantage apart (dueling network)")
-    heads: str = setting(
-        "per_task",
-        "one head shared by all tasks, one per task, or a separate network per task",
-        names=HEADS,
-    )
-    per_task_input: bool = setting(
-        True, "with heads per task: an input layer per task too, on a shared trunk (mlp)"
-    )
+    heads: str = setting("per_task", "one head for all tasks, one each, or networks", names=HEADS)
+    per_task_input: bool = setting(True, "with heads per task: an input layer per task too (mlp)")
     double: bool = setting(True, "choose the next action by the online network (double DQN)")
-    target_update_interval: int = setting(
-        500, "updates between copies to the target; 0: no target", 0
-    )
+    target_update_interval: int = setting(500, "updates between copies; 0: no target network", 0)
     loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
     n_step: int = setting(3, "rewards that are summed before bootstrapping", 1, 100)
-    reward: str = setting(
-        "clip", "learn from the sign, from the reward itself, or from it scaled", names=REWARDS
-    )
+    reward: str = setting("clip", "by its sign, as it is, or scaled", names=REWARDS)
     max_grad_norm: float = setting(0.0, "largest norm of a gradient; 0: unlimited", 0)
     terminal_on_life_loss: bool = setting(True, "a lost life stops bootstrapping")
     scale_input: bool = setting(True, "divide byte observations by 255")
-    device: str = setting(
-        "cpu", "where it computes; auto: cuda where it works", names=("cpu", "cuda", "auto")
-    )
+    device: str = setting("cpu", "auto: cuda where it works", names=("cpu", "cuda", "auto"))
     threads: int = setting(1, "compute threads of a rank", 1, 1024)
 
 
@@ -114,12 +92,8 @@ class RehearsalConfig:
     """How old tasks are remembered."""
 
     rows: int = setting(20_000, "rows of old tasks that are kept, all together", 0, 100_000_000)
-    ratio: float = setting(
-        0.25, "probability that an update is followed by one on an old task", 0, 0.99
-    )
-    distill_coef: float = setting(
-        1.0, "weight of playing old tasks as before; 0: learn from old rows as from new ones", 0
-    )
+    ratio: float = setting(0.25, "probability of an update on an old task after one", 0, 0.99)
+    distill_coef: float = setting(1.0, "weight of playing as before; 0: learn as from new rows", 0)
     ewc_lambda: float = setting(0.0, "strength of elastic weight consolidation; 0: none", 0)
     ewc_alpha: float = setting(0.5, "weight of the old Fisher information", 0, 1)
     ewc_batches: int = setting(1000, "batches that the Fisher information is measured on", 1)
@@ -214,9 +188,7 @@ class SimnetConfig:
 class RowExchangeConfig:
     """Sharing inside a task, among neighbours on the same task (low switching cost)."""
 
-    save_interval: int = setting(
-        0, "own steps after which new rows are ready for others; 0: off", 0
-    )
+    save_interval: int = setting(0, "own steps until new rows are ready for others; 0: off", 0)
     load_interval: int = setting(5000, "own steps between two swaps of rows", 1)
 
 
@@ -224,9 +196,7 @@ class RowExchangeConfig:
 class SyncConfig:
     """Sharing of weights or gradients among neighbours on the same task."""
 
-    mode: str = setting(
-        "none", "average weights or gradients with neighbours on the same task", names=SYNC_MODES
-    )
+    mode: str = setting("none", "what neighbours on the same task average", names=SYNC_MODES)
     interval: int = setting(500, "own steps between two averages of weights", 1)
     tau: float = setting(0.5, "weight of the neighbours' mean in an average of weights", 0, 1)
     dtype: str = setting("float32", "numbers on the wire", names=("float32", "float16"))
@@ -250,9 +220,7 @@ class CheckpointConfig:
     """How often an agent saves its state; the results don't depend on it."""
 
     interval: int = setting(0, "iterations between two checkpoints; 0: unlimited", 0)
-    seconds: float = setting(
-        30.0, "seconds between two checkpoints, more where they are slow; 0: unlimited", 0, 1e6
-    )
+    seconds: float = setting(30.0, "between two checkpoints, at least; 0: unlimited", 0, 1e6)
 
 
 @dataclass(frozen=True)
@@ -260,14 +228,12 @@ class Job:
     """Everything that decides what a run computes."""
 
     name: str = setting("default", "name of the job")
-    preset: str = setting("", "settings to start from: canal, or none", names=("", "canal"))
+    preset: str = setting("", "settings to start from", names=("", "canal"))
     seed: int = setting(1, "the same seed gives bit-identical results", 0, 2**63 - 1)
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
-    order: str = setting("canal", "order of each agent, or module:name", names=ORDERS, outside=True)
+    order: str = setting("canal", "order of each agent's tasks", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds without a heartbeat after which the job ends", 1, 1e6)
-    emulate: tuple[str, ...] = setting(
-        (), "hosts to emulate on one machine, as in nano-1@0.25 (a quarter of its speed)"
-    )
+    emulate: tuple[str, ...] = setting((), "hosts to emulate here, as in nano-1@0.25 (its speed)")
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)

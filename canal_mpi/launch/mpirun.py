@@ -16,8 +16,7 @@ from functools import cache
 from importlib.metadata import distributions
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from socket import AF_INET
-from threading import Thread
+from threading import Timer
 from time import monotonic, sleep
 from typing import IO, TypeAlias
 
@@ -188,14 +187,15 @@ def _own_address(network: str) -> str:
     """The address of this machine in a subnet such as 10.0.0.0/24."""
     import psutil  # not for --help
 
+    addresses = [a.address for nic in psutil.net_if_addrs().values() for a in nic]
     try:
         subnet = ip_network(network, strict=False)
     except ValueError as error:
         raise UsageError(f"--network {network}: {error}; as in 10.0.0.0/24 or eth0.") from error
-    for address in (address for nic in psutil.net_if_addrs().values() for address in nic):
-        if address.family == AF_INET and ip_address(address.address) in subnet:
-            return str(address.address)
-    raise UsageError(f"--network {network}: this machine has no address in it.")
+    found = [a for a in addresses if "." in a and ip_address(a) in subnet]
+    if not found:
+        raise UsageError(f"--network {network}: this machine has no address in it.")
+    return str(found[0])
 
 
 @contextmanager
@@ -255,15 +255,10 @@ def send_signal(process: Process, number: int) -> None:
 
 def end_at_once(process: Process) -> None:
     """Let mpirun end its ranks; it is killed if that takes long. Returns at once."""
-
-    def insist() -> None:
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            send_signal(process, signal.SIGKILL)
-
     send_signal(process, signal.SIGTERM)
-    Thread(target=insist, daemon=True).start()
+    insist = Timer(PATIENCE, send_signal, (process, signal.SIGKILL))
+    insist.daemon = True
+    insist.start()
 
 
 def clean_up(folder: str) -> None:
