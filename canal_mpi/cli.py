@@ -123,7 +123,7 @@ def cli() -> None:
 @click.option("--agent", type=click.IntRange(0, 4095), help="Without mpirun: be agent K.")
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
-@click.option("--ft", is_flag=True, help="Continue without ranks that die (Open MPI, launch).")
+@click.option("--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm).")
 @click.option("--env-server", is_flag=True, help="The last rank runs all environments, no agent.")
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
 @click.option("--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does.")

@@ -80,7 +80,7 @@ def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, f
 
 @click.command()
 @click.argument("file", type=PATH)
-@click.option("--mpi", "kind", type=click.Choice(["openmpi", "mpich"]), help="Default: as here.")
+@click.option("--mpi", "kind", type=click.Choice(["openmpi", "mpich"]), help="Default: this one.")
 def hosts(file: Path, kind: str | None) -> None:
     """Print hosts as a hostfile of Open MPI or MPICH.
 
@@ -97,8 +97,10 @@ def hosts(file: Path, kind: str | None) -> None:
 @HOSTFILE
 @NETWORK
 @click.option("--job", "job_file", metavar="NAME|FILE", help="What is to be run there.")
-@click.option("--out", type=PATH, default="runs", metavar="DIR", help="Where runs go: runs.")
-@click.option("--seconds", type=click.FloatRange(1), default=60.0, help="For each host; 60.")
+@click.option("--out", type=PATH, default="runs", metavar="DIR", help="Where runs go.")
+@click.option(
+    "--seconds", type=click.FloatRange(1), default=60.0, help="For each host; default 60."
+)
 @click.pass_context
 def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: Any) -> None:
     """Check whether hosts are fit to run a job.

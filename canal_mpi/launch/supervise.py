@@ -124,7 +124,8 @@ class Supervisor:
             ended.code = process.wait()
             for reader in readers:
                 reader.join(LAST_OUTPUT)
-        if ended.code and (ended.log.hopeless or not ended.log.rank_spoke):
+        silent = ended.log.hopeless or not (ended.log.rank_spoke or ended.stop_signal)
+        if ended.code and silent:
             ended.log.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
         return ended
 
