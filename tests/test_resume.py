@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from launch import SMOKE, columns, differences, environment, mpirun, processes_w
 from canal_mpi import config
 from canal_mpi.errors import RanksDiffer, UsageError
 from canal_mpi.rank.plan import Request
-from canal_mpi.rank.resume import ResumePoint, choose, folder_to_resume, resumed_plan
+from canal_mpi.rank.resume import ResumePoint, choose, resumed_plan
 from canal_mpi.results.checkpoint import Found, Mark
 
 JOB = config.resolve({"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "same"}, environ={})
@@ -96,13 +96,6 @@ def test_a_changed_job_is_refused_with_the_difference() -> None:
 def test_another_number_of_ranks_is_refused_with_the_command() -> None:
     with pytest.raises(RanksDiffer, match="mpirun -np 2 canal-mpi train --resume runs/x"):
         resumed_plan(Request(resume="runs/x"), POINT, RUN, ["here"] * 3)
-
-
-def test_what_the_run_decides_can_t_be_given() -> None:
-    given: list[dict[str, Any]] = [{"job_file": "quick"}, {"out": "x"}, {"force": True}]
-    for odd in given:
-        with pytest.raises(UsageError, match="leave out --"):
-            folder_to_resume(replace(Request(resume="runs/x"), **odd))
 
 
 # Real ranks

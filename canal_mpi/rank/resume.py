@@ -33,7 +33,6 @@ MAY_CHANGE = (
     *("train.steps", "train.rounds", "train.speed", "tasks", "timeout", "hosts"),
     *("checkpoint.", "report."),
 )
-FORBIDDEN = ("job_file", "out", "name", "force", "agent")
 
 
 Reports = dict[int, dict[str, Any]]  # what one rank of each host finds there, by rank
@@ -68,7 +67,7 @@ class ResumePoint:
 
 def open_run(world: World, request: Request) -> tuple[RunDirectory, ResumePoint]:
     """Take over the run that is to go on, and agree where all of its agents can."""
-    folder = Path(world.from_root(lambda: str(folder_to_resume(request))))
+    folder = Path(world.from_root(lambda: str(Path(request.resume or "").absolute())))
     directory = RunDirectory(folder)
     world.run_on_all(lambda: directory.reopen() if world.is_root else None)
     reports = _reports(world, folder)
@@ -79,15 +78,6 @@ def open_run(world: World, request: Request) -> tuple[RunDirectory, ResumePoint]
             directory.give_back()
         raise
     return directory, ResumePoint.from_dict(facts)
-
-
-def folder_to_resume(request: Request) -> Path:
-    """The run that is asked for; nothing else may say where a run goes or what it is."""
-    odd = [name for name in FORBIDDEN if getattr(request, name) not in (None, False)]
-    if odd:
-        word = {"job_file": "job"}.get(odd[0], odd[0])
-        raise UsageError(f"--resume takes everything from the run: leave out --{word}.")
-    return Path(request.resume or "").absolute()
 
 
 def go_back(world: World, plan: Plan) -> ResumePoint:
