@@ -204,14 +204,17 @@ class SyncConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """The score of an agent after a task."""
+    """What measures agents, after their last round; it decides nothing."""
 
     episodes: int = setting(5, "episodes of an evaluation; 0: none", 0)
     max_steps: int = setting(3000, "agent steps after which an evaluation episode is cut", 1)
     epsilon: float = setting(0.01, "probability of a random action", 0, 1)
-    interval: int = setting(0, "own steps between evaluations inside a task; 0: only at its end", 0)
+    interval: int = setting(0, "own steps between evaluations inside a task; 0: none inside it", 0)
     tasks: str = setting(
-        "current", "tasks evaluated after a task", names=("current", "seen", "all")
+        "after",
+        "final: the final networks on every learnt task; after: also right after each task; "
+        "all: every task after every task",
+        names=("final", "after", "all"),
     )
 
 

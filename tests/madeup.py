@@ -84,6 +84,7 @@ def _evaluated(rows: Rows, agent: int, after: int, tasks: Sequence[str], score: 
                 episode=episode,
                 score=value + 1 - 2 * episode,
                 length=50,
+                seconds=0.0,
             )
 
 
@@ -110,9 +111,16 @@ def _round(
         donors="" if donor < 0 else str(donor),
         env_steps=steps,
         probe_steps=0,
+        evaluation_steps=0,
         updates=steps,
         score=score(agent, round_, task),
         seconds=10.0,
+        cpu_seconds=8.0,
+        env_seconds=2.0,
+        learn_seconds=4.0,
+        pretrain_seconds=0.0,
+        probe_seconds=0.0,
+        remember_seconds=0.0,
         wait_seconds=1.0,
         evaluate_seconds=2.0,
         exchange_seconds=0.5,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import exp, isnan, nan
+from math import exp, nan
 from threading import Thread
 from typing import Any
 
@@ -14,7 +14,7 @@ from thread_links import ThreadLink
 
 from canal_mpi.agent.state import TaskProgress, TaskSchedule
 from canal_mpi.config import resolve
-from canal_mpi.interfaces import Columns, FetchResult, Offer, Progress, TransferEvent
+from canal_mpi.interfaces import Array, Columns, FetchResult, Offer, Progress, TransferEvent
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.rank.build import make_agent, make_learner
@@ -171,7 +171,6 @@ def test_the_score_is_the_mean_return_of_greedy_episodes() -> None:
     assert [row["score"] for row in sink.rows["evaluation"]] == [1.0] * 3
     assert [row["length"] for row in sink.rows["evaluation"]] == [5] * 3
     assert [row["episode"] for row in sink.rows["evaluation"]] == [0, 1, 2]
-    assert sink.rows["tasks"][0]["score"] == 1.0
 
 
 def test_an_evaluation_episode_is_cut_at_its_limit() -> None:
@@ -182,22 +181,56 @@ def test_an_evaluation_episode_is_cut_at_its_limit() -> None:
     assert sink.rows["evaluation"][0]["score"] == 0.0
 
 
-def test_evaluation_has_environments_of_its_own_and_costs_no_env_steps() -> None:
+MEASURED = {
+    "final": [("left", 3), ("right", 3)],
+    "after": [("left", 1), ("right", 2), ("left", 3), ("right", 3)],
+    "all": [(task, after) for after in (0, 1, 2, 3) for task in ("left", "right")],
+}
+
+
+@pytest.mark.parametrize("tasks", MEASURED)
+def test_evaluations_come_after_the_last_round_and_cost_no_env_steps(tasks: str) -> None:
     envs, sink = Chains(), MemorySink()
-    tiny_agent(job_with(), ("left", "right"), number=3, envs=envs, sink=sink).run()
-    assert envs.made == [
-        ("left", "train", 3),
-        ("left", "evaluate-1", 3),
-        ("right", "train", 3),
-        ("right", "evaluate-2", 3),
-    ]
-    assert [row["env_steps"] for row in sink.rows["tasks"]] == [20, 20]
+    job, order = job_with(evaluation__tasks=tasks), ("left", "right", "left")
+    tiny_agent(job, order, number=3, envs=envs, sink=sink).run()
+    played, measured = envs.made[:3], envs.made[3:]
+    assert played == [(task, "train", 3) for task in order]
+    assert measured == [(task, f"evaluate-{after}", 3) for task, after in MEASURED[tasks]]
+    found = [(row["task"], row["after_round"]) for row in sink.rows["evaluation"]]
+    assert found == MEASURED[tasks]
+    assert [row["env_steps"] for row in sink.rows["tasks"]] == [20, 20, 20]
 
 
-def test_without_evaluation_the_score_is_nan() -> None:
+@pytest.mark.parametrize("tasks", ["after", "all"])
+def test_an_evaluation_uses_the_network_of_its_round(tasks: str) -> None:
+    """The network of each round is told apart by its Q-values of one state."""
+    job = job_with(evaluation__tasks=tasks, learn__heads="shared", learn__lr=0.1)
+    agent, state = tiny_agent(job, ("left", "right")), np.eye(CHAIN.shape[0], dtype=np.float32)[:1]
+    learner = agent.learner = DQN(CHAIN, job, seeded(3))
+    learner.set_task("left")
+    expected, seen = {0: learner.q_values(state)}, dict[tuple[str, int], Array]()
+    evaluate, learnt = agent.evaluate, agent.record.learnt
+
+    def note(donors: list[str]) -> None:
+        expected[agent.record.round] = learner.q_values(state)
+        learnt(donors)
+
+    def spy(task: str, purpose: str) -> list[tuple[float, int]]:
+        seen[task, int(purpose[-1])] = learner.q_values(state)
+        return evaluate(task, purpose)
+
+    agent.evaluate, agent.record.learnt = spy, note  # type: ignore[method-assign]
+    agent.run()
+    for (_, after), values in seen.items():
+        np.testing.assert_array_equal(values, expected[after])
+    assert len(seen) == {"after": 3, "all": 6}[tasks]
+    np.testing.assert_array_equal(learner.q_values(state), expected[2])
+
+
+def test_without_evaluation_nothing_is_measured() -> None:
     envs, sink = Chains(), MemorySink()
     tiny_agent(job_with(evaluation__episodes=0), envs=envs, sink=sink).run()
-    assert isnan(sink.rows["tasks"][0]["score"])
+    assert "evaluation" not in sink.rows
     assert [purpose for _, purpose, _ in envs.made] == ["train"]
 
 
@@ -327,7 +360,6 @@ def test_the_greedy_policy_becomes_optimal() -> None:
     learner, sink = DQN(CHAIN, job, seeded(3)), MemorySink()
     tiny_agent(job, learner=learner, sink=sink).run()
     assert optimal(learner)
-    assert sink.rows["tasks"][0]["score"] == 1.0
     assert sink.rows["evaluation"][0]["length"] == 5
 
 

@@ -52,9 +52,16 @@ def learnt(rows: Rows, agent: int, round_: int, task: str, donors: str, score: f
         donors=donors,
         env_steps=0 if donors else 1000,
         probe_steps=0,
+        evaluation_steps=0,
         updates=10,
         score=score,
         seconds=1.0,
+        cpu_seconds=1.0,
+        env_seconds=0.25,
+        learn_seconds=0.5,
+        pretrain_seconds=0.0,
+        probe_seconds=0.0,
+        remember_seconds=0.0,
         wait_seconds=0.1,
         evaluate_seconds=0.0,
         exchange_seconds=0.05,
@@ -118,7 +125,7 @@ def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFi
     assert "1 lesson, 2.00 MB moved" in out
     assert "No human-normalised scores" not in out
     assert "100.0%" in out
-    assert "Time of the agents: environment 0.0%, learning 0.0%, exchange 5.0%" in out
+    assert "Time of the agents: environment 25.0%, learning 50.0%, exchange 5.0%" in out
     assert "waiting for others 10.0%" in out
 
 

@@ -92,6 +92,11 @@ class _Run:
         prepare(agent)
         agent.run()
 
+    @property
+    def score(self) -> float:
+        """Return of the last episode of an evaluation."""
+        return float(self.sink.rows["evaluation"][-1]["score"])
+
     def task(self, round_: int = 1) -> dict[str, Any]:
         return self.sink.rows["tasks"][round_ - 1]
 
@@ -378,7 +383,7 @@ def test_adopt_starts_from_the_donors_weights() -> None:
     wanted = expert(job)
     for name, column in run.dqn.get_weights().items():
         np.testing.assert_array_equal(column, wanted[name])
-    assert run.task()["score"] == 2.0 and run.task()["env_steps"] == 0
+    assert run.score == 2.0 and run.task()["env_steps"] == 0
 
 
 @pytest.mark.parametrize("mode", ["distill", "adopt"])
@@ -506,7 +511,7 @@ def test_a_student_learns_to_act_like_its_teacher_and_the_ledger_says_how_well()
     assert run.task()["updates"] <= 400
     (row,) = (row for row in run.sink.rows["exchange"] if row["kind"] == "lesson")
     assert 0 <= row["kl"] < 0.1 and row["agreement"] == 1.0
-    assert run.task()["score"] == 2.0
+    assert run.score == 2.0
 
 
 def test_held_out_rows_are_not_learnt_from() -> None:
@@ -958,19 +963,16 @@ def test_numbers_cross_the_wire_as_wide_as_asked(mode: str, wire: str, dtype: st
 # ── evaluation ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("every", "points"), [(0, [40]), (10, [0, 10, 20, 30, 40]), (25, [0, 25, 40])]
-)
+@pytest.mark.parametrize(("every", "points"), [(0, []), (10, [0, 10, 20, 30]), (25, [0, 25])])
 def test_evaluation_every_so_many_steps(every: int, points: list[int]) -> None:
     run = _Run(small_job(evaluation__interval=every))
-    assert [row["env_steps"] for row in run.sink.rows["curve"]] == points
+    assert [row["env_steps"] for row in run.sink.rows.get("curve", [])] == points
 
 
 @pytest.mark.parametrize("episodes", [0, 1, 4])
 def test_evaluation_episodes_are_played(episodes: int) -> None:
     run = _Run(small_job(evaluation__episodes=episodes))
     assert len(run.sink.rows.get("evaluation", [])) == episodes
-    assert np.isnan(run.task()["score"]) == (episodes == 0)
 
 
 def _evaluated(**settings: Any) -> list[tuple[float, int]]:
@@ -979,8 +981,7 @@ def _evaluated(**settings: Any) -> list[tuple[float, int]]:
     agent = small_agent(small_job(**settings), sink=sink)
     agent.task = RIGHT
     _knows_the_way(agent)
-    agent.evaluate()
-    agent.record.learnt([], 0.0)
+    agent.evaluate_networks()
     return [(row["score"], row["length"]) for row in sink.rows["evaluation"]]
 
 

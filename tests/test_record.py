@@ -1,12 +1,13 @@
 """Rows of the results: counted, timed and of the schema's columns."""
 
+import time
 from math import isnan, nan
 
 import numpy as np
 import pytest
 from fakes import MemorySink
 
-from canal_mpi.agent.recorder import Recorder
+from canal_mpi.agent.recorder import PHASES, Recorder
 from canal_mpi.interfaces import (
     LIFE,
     TERMINATED,
@@ -68,7 +69,7 @@ def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
     record, sink, _ = recorder()
     record.update(1.0)
     record.update(3.0)
-    record.env_seconds, record.learn_seconds = 0.5, 0.25
+    record.clock.spent |= {"environment": 0.5, "learning": 0.25, "pretraining": 0.5}
     record.step(step([7.0], [TERMINATED]))
     assert not record.turn(499, 500)
     assert record.turn(1, 500)
@@ -78,7 +79,7 @@ def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
     first, second = sink.rows["train"]
     assert (first["step"], second["step"]) == (500, 1000)
     assert (first["loss"], first["return_mean"], first["epsilon"]) == (2.0, 7.0, 0.3)
-    assert (first["env_seconds"], first["learn_seconds"]) == (0.5, 0.25)
+    assert (first["env_seconds"], first["learn_seconds"]) == (0.5, 0.75)
     assert isnan(second["loss"])
     assert (second["env_seconds"], second["learn_seconds"]) == (0.0, 0.0)
     assert second["return_mean"] == 7.0
@@ -106,7 +107,7 @@ def test_a_new_task_starts_all_counts_again() -> None:
 
 def test_every_phase_is_a_beat() -> None:
     record, _, phases = recorder()
-    record.phase("training")
+    record.phase("training", "learning")
     record.beat()
     record.phase("evaluating")
     assert phases == ["training", "training", "evaluating"]
@@ -114,10 +115,13 @@ def test_every_phase_is_a_beat() -> None:
 
 def test_waiting_is_counted_and_shown_as_a_share() -> None:
     record, sink, _ = recorder()
-    record.waited(1.5)
-    record.waited(0.5)
+    record.clock.switch("learning")
+    record.clock.waited(1.5)
+    record.clock.waited(2.0)  # so far
+    record.phase("training", "environment")
     record.training(0.0)
-    assert sink.rows["train"][0]["wait_seconds"] == 2.0
+    row = sink.rows["train"][0]
+    assert 2.0 < row["wait_seconds"] < 2.5 and -2.0 < row["learn_seconds"] < -1.5
     assert record.progress.wait_share > 0
 
 
@@ -172,11 +176,27 @@ def test_late_returns_are_those_of_the_last_quarter_of_the_steps() -> None:
 def test_the_source_of_a_task_is_where_it_was_learnt_from(donors: list[str], source: str) -> None:
     record, sink, _ = recorder()
     record.update(1.0)
-    record.learnt(donors, 5.0)
+    record.learnt(donors)
     row = sink.rows["tasks"][0]
     assert (row["source"], row["donors"]) == (source, ",".join(donors))
-    assert (row["updates"], row["score"], row["probe_steps"]) == (1, 5.0, 0)
-    assert row["seconds"] >= 0
+    assert (row["updates"], row["probe_steps"], row["evaluation_steps"]) == (1, 0, 0)
+
+
+def test_every_second_of_a_task_has_a_name() -> None:
+    record, sink, _ = recorder()
+    for phase in PHASES:
+        record.phase(phase)
+        time.sleep(0.01)
+    record.learnt([])
+    time.sleep(0.02)
+    record.begin("Alien", 3)
+    record.learnt([])
+    first, second = sink.rows["tasks"]
+    for row in (first, second):
+        assert row["seconds"] == pytest.approx(sum(row[name] for name in PHASES.values()))
+    assert all(first[name] >= 0.01 for name in PHASES.values())
+    assert second["wait_seconds"] >= 0.02, "what passes between two tasks is waiting for others"
+    assert 0 <= second["cpu_seconds"] <= first["cpu_seconds"] + 0.1
 
 
 def test_turns_are_counted_into_the_progress() -> None:
@@ -194,24 +214,24 @@ def test_turns_are_counted_into_the_progress() -> None:
     assert not record.turn(9, 10)
 
 
-def test_every_evaluation_is_in_the_curve_and_the_last_one_counts() -> None:
+def test_evaluations_inside_a_task_are_its_curve() -> None:
     record, sink, _ = recorder()
-    record.evaluated([(5.0, 9), (2.0, 3)])
+    record.curve([(5.0, 9), (2.0, 3)])
     record.step(step([1.0], [0]))
-    record.evaluated([(7.0, 4), (8.0, 6)])
+    record.curve([(7.0, 4), (8.0, 6)])
     times = [row.pop("seconds") for row in sink.rows["curve"]]
     assert 0 <= times[0] <= times[1]
     assert sink.rows["curve"] == [
         {"agent": 3, "round": 2, "task": "Krull", "env_steps": 0, "score": 3.5},
         {"agent": 3, "round": 2, "task": "Krull", "env_steps": 1, "score": 7.5},
     ]
-    assert "evaluation" not in sink.rows
-    record.learnt([], 7.5)
-    found = [
-        tuple(r[n] for n in ("agent", "after_round", "task", "episode", "score", "length"))
-        for r in sink.rows["evaluation"]
+    record.learnt([])
+    assert sink.rows["tasks"][0]["evaluation_steps"] == 9 + 3 + 4 + 6
+    record.evaluated("Alien", 1, [(7.0, 4), (8.0, 6)], 3.0)
+    assert [tuple(row.values()) for row in sink.rows["evaluation"]] == [
+        (3, 1, "Alien", 0, 7.0, 4, 1.5),
+        (3, 1, "Alien", 1, 8.0, 6, 1.5),
     ]
-    assert found == [(3, 2, "Krull", 0, 7.0, 4), (3, 2, "Krull", 1, 8.0, 6)]
 
 
 # Rows in memory
@@ -221,9 +241,10 @@ def test_rows_become_columns_of_the_schemas_types() -> None:
     record, sink, _ = recorder()
     record.step(step([1.0], [TERMINATED]))
     record.training(0.1)
-    record.evaluated([(5.0, 9)])
+    record.curve([(5.0, 9)])
+    record.evaluated("Krull", 2, [(5.0, 9)], 1.0)
     record.swapped(Offer(1, 2, "Krull", nan, 9, 700))
-    record.learnt([], 5.0)
+    record.learnt([])
     taken = sink.take()
     tables = {"episodes", "train", "curve", "evaluation", "exchange", "tasks"}
     assert set(taken) == {f"{table}/{name}" for table in tables for name in TABLES[table]}
@@ -236,7 +257,16 @@ def test_rows_become_columns_of_the_schemas_types() -> None:
 
 def test_a_row_with_other_columns_is_refused() -> None:
     with pytest.raises(KeyError, match=r"differs from its schema in \['agent', 'colour'"):
-        Rows().add("evaluation", after_round=1, task="", episode=0, score=0, length=1, colour="red")
+        Rows().add(
+            "evaluation",
+            after_round=1,
+            task="",
+            episode=0,
+            score=0,
+            length=1,
+            seconds=0,
+            colour="red",
+        )
 
 
 @pytest.mark.parametrize(
@@ -250,5 +280,7 @@ def test_a_row_with_other_columns_is_refused() -> None:
 )
 def test_long_texts_are_clipped_between_characters(text: str, kept: str) -> None:
     rows = Rows()
-    rows.add("evaluation", agent=0, after_round=1, task=text, episode=0, score=0.0, length=1)
+    rows.add(
+        "evaluation", agent=0, after_round=1, task=text, episode=0, score=0.0, length=1, seconds=0.0
+    )
     assert rows.take()["evaluation/task"][0].decode() == kept

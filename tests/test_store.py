@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
+from canal_mpi.agent.recorder import Recorder
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Columns, Sink
 from canal_mpi.results.files import checked_image
@@ -55,6 +56,7 @@ def evaluated(agent: int, round_: int, task: str, scores: list[float]) -> Column
             episode=episode,
             score=score,
             length=9,
+            seconds=0.5,
         )
     return rows.take()
 
@@ -96,15 +98,17 @@ def test_every_column_says_what_it_is(tmp_path: Path) -> None:
                 assert marks["description"] == column.about != ""
                 assert marks.get("unit", "") == column.unit
                 assert bool(marks.get("volatile", False)) == column.volatile
-        for name in ("agents/order", "topology/adjacency", "evaluation/score", "evaluation/task"):
+        for name in ("agents/order", "topology/adjacency", "evaluation/task", "evaluation/score"):
             assert file[name].attrs["description"]
 
 
 def test_the_tables_are_those_of_the_design() -> None:
     design = {
         "agents": "agent rank host machine device threads role speed",
-        "tasks": "agent round task source donors env_steps probe_steps updates score seconds "
-        "wait_seconds evaluate_seconds exchange_seconds save_seconds",
+        "tasks": "agent round task source donors env_steps probe_steps evaluation_steps "
+        "updates score seconds cpu_seconds env_seconds learn_seconds pretrain_seconds "
+        "probe_seconds exchange_seconds remember_seconds save_seconds evaluate_seconds "
+        "wait_seconds",
         "episodes": "agent round task episode step return length",
         "train": "agent round task step loss epsilon return_mean env_seconds learn_seconds "
         "wait_seconds",
@@ -114,6 +118,28 @@ def test_the_tables_are_those_of_the_design() -> None:
     }
     for table, names in design.items():
         assert list(TABLES[table]) == names.split()
+
+
+def test_a_task_gets_the_scores_and_costs_of_its_evaluations(tmp_path: Path) -> None:
+    kept, rows = store(tmp_path), Rows()
+    for round_, task in enumerate(TASKS, 1):
+        recorder = Recorder(rows, lambda progress: None, 0, 1)
+        recorder.begin(task, round_)
+        recorder.learnt([])
+    kept.append(rows.take(), 0)
+    assert np.isnan(kept.table("tasks")["score"]).all()
+    for after, task, scores in ((0, TASKS[0], [9.0]), (1, TASKS[0], [1.0, 3.0])):
+        kept.append(evaluated(0, after, task, scores), 0)
+    for task in TASKS:
+        kept.append(evaluated(0, 2, task, [7.0]), 0)
+    found = kept.table("tasks")
+    assert found["score"].tolist() == [2.0, 7.0], "right after the task, else at the end"
+    assert found["evaluation_steps"].tolist() == [27, 18]
+    assert found["evaluate_seconds"].tolist() == [1.5, 1.0]
+    assert (found["seconds"] >= found["evaluate_seconds"]).all()
+    kept.write("running")
+    with h5py.File(tmp_path / "run.h5") as file:
+        assert file["evaluation/length"][()].sum() == 45
 
 
 def test_times_hosts_and_bytes_on_the_wire_are_volatile_and_nothing_else() -> None:

@@ -1,4 +1,4 @@
-"""An exam: greedy episodes of one task, for training and for `canal-mpi evaluate`."""
+"""An evaluation: greedy episodes of one task, for training and for `canal-mpi evaluate`."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def episodes(
     seen: Seen | None = None,
 ) -> list[tuple[float, int]]:
     """Return and length of each episode; now and then an action is drawn from `rng`."""
-    exam = []
+    found = []
     for _ in range(settings.episodes):
         obs, total, length, over = env.reset(), 0.0, 0, False
         while not over and length < settings.max_steps:
@@ -33,5 +33,5 @@ def episodes(
             obs, total, length = step.start, total + float(step.reward[0]), length + 1
             over = bool(step.flags[0] & (TERMINATED | TRUNCATED))
             beat()
-        exam.append((total, length))
-    return exam
+        found.append((total, length))
+    return found

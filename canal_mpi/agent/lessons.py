@@ -78,6 +78,7 @@ class Sharing:
         most = (self.job.share.nearest, self.job.share.donors)
         need = Need(self.task, self.round, *most, self.measure, embedding)
         found = self.link.fetch(self._affordable(self.policy(need, self.link.offers())))
+        self.note_waiting()
         return [lesson for fetched in found if (lesson := self._open(fetched, replay))]
 
     def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
@@ -121,7 +122,7 @@ class Sharing:
             network = learner.get_weights() if self.job.reuse.network else {}
             self._save(rows, network)
         self.record.phase("exchanging")
-        offer, data, waited = None, b"", self.link.waited
+        offer, data = None, b""
         if self.link.out_neighbors and len(rows["action"]):
             embedding = self.embedding(rows, rng)
             rows, data = self._packed(rows, network)
@@ -131,7 +132,7 @@ class Sharing:
                 about = (self.number, self.round, self.task, score)
                 offer = Offer(*about, *size, embedding, std_error, episodes)
         self.link.publish(offer, data)
-        self.record.waited(self.link.waited - waited)
+        self.note_waiting()
 
     def _save(self, rows: Columns, network: Columns) -> None:
         """Keep the lesson on disk, for later runs too."""
@@ -178,7 +179,8 @@ class Sharing:
 
     def swap(self, replay: Replay, learner: Learner, done: int) -> None:
         """While playing: give new rows or weights to neighbours on this task, take in theirs."""
-        self.sync.blend(learner, done)
+        if self.sync.blend(learner, done):
+            self.note_waiting()
         settings, envs = self.job.row_exchange, self.job.train.num_envs
         if not self._swaps.peers or done % settings.load_interval >= envs:
             return
@@ -193,17 +195,20 @@ class Sharing:
         """Play begins: nothing of it has been swapped yet."""
         self._sent = 0
         self.sync.start(learner)
+        self.note_waiting()
 
     def finish_swaps(self) -> None:
         """Say to those who still swap that this agent is done with the task."""
         self.sync.leave()
-        self.record.waited(self.sync.group.waited)
         self._swaps.leave()
 
+    def note_waiting(self) -> None:
+        """Time that was lost to others belongs to no phase of work."""
+        self.record.clock.waited(self.link.waited)
+
     def _trade(self, replay: Replay, data: bytes) -> None:
-        waited = self.link.waited
         answers = self._swaps.trade(data)
-        self.record.waited(self.link.waited - waited)
+        self.note_waiting()
         for agent, answer in answers:
             offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
             lesson = self._open(FetchResult(offer, answer, 0.0, 0.0, sender=agent), replay)

@@ -1,7 +1,7 @@
 """The life of an agent: run ▸ learn_task ▸ pretrain, play; then remember, share, record."""
 
 from collections.abc import Callable, Sequence
-from math import exp, floor, nan
+from math import exp, floor
 from time import perf_counter
 
 import numpy as np
@@ -48,17 +48,19 @@ class Agent:
         self.first_round, self.task = 1, order[0]
         self.progress = TaskProgress(TaskSchedule(0))
         self.held_out = np.zeros(0)  # states on which a student is compared with its teacher
+        self.networks: dict[int, Columns] = {}  # by round, to be evaluated after the last one
         self.resumed: TaskProgress | None = None  # of the first round, after a resume
 
     def run(self) -> None:
-        """Every task of the order: a round each."""
-        if self.job.evaluation.tasks == "all" and not self.resumed:
-            self.evaluate_others(0)
+        """Every task of the order, a round each; then the evaluations, which decide nothing."""
+        if not self.resumed:
+            self.record.start()
+            if self.job.evaluation.tasks == "all":
+                self.keep_network(0)
         for round_ in range(self.first_round, len(self.order) + 1):
             self.learn_task(self.order[round_ - 1], round_)
-            start = perf_counter()
             self.record.sink.flush(round_)
-            self.record.late = perf_counter() - start  # waited for the slowest of the round
+        self.evaluate_networks()
 
     def learn_task(self, task: str, round_: int) -> None:
         """One round: take lessons, learn from them, play, offer what was experienced."""
@@ -67,18 +69,19 @@ class Agent:
             self.train(progress)
         self.resumed = None
         self.sharing.finish_swaps()
-        score = self.evaluate()
-        self.evaluate_others(round_)
         self.remember(progress.lessons)
         self.sharing.offer(self.replay, self.learner, self.stream("offer"))
         self.record.phase("saving")
         self.record.sink.save("checkpoints", "learner", self.learner.state_dict())
-        self.record.learnt([lesson.offer.source for lesson in progress.lessons], score)
+        if round_ < len(self.order):
+            self.keep_network(round_)
+        self.record.learnt([lesson.offer.source for lesson in progress.lessons])
 
     def begin(self, task: str, round_: int) -> TaskProgress:
         """A new task, with what the neighbours have to say about it."""
         self.task = task
         self.record.begin(task, round_)
+        self.record.phase("exchanging")
         self.explore, self.draws = self.stream("explore"), self.stream("sample")
         self.learner.set_task(task)
         self.sharing.begin(task, round_)
@@ -92,7 +95,7 @@ class Agent:
 
     def train(self, progress: TaskProgress) -> None:
         """Learn from the lessons first, then play."""
-        self.record.phase("training")
+        self.record.phase("training", "pretraining")
         self.pretrain(progress)
         if progress.schedule.steps:
             self.play(progress)
@@ -113,6 +116,7 @@ class Agent:
             if progress.updates % CHECK_INTERVAL == 0 or progress.updates == most:
                 self.check_agreement(progress)
             self.end_iteration()
+            self.record.clock.switch("pretraining")
 
     def check_agreement(self, progress: TaskProgress) -> None:
         """Compare the student with its teacher on rows that it does not learn from."""
@@ -126,23 +130,24 @@ class Agent:
 
     def play(self, progress: TaskProgress) -> None:
         """The training loop: act, learn while the environment works, store."""
+        clock = self.record.clock
+        clock.switch("environment")
         env = progress.env = self.envs(self.task, "train", self.number)
         obs = self.first_obs(env, progress)
         while progress.steps < progress.schedule.steps:
-            start = perf_counter()
             self.evaluate_if_due(progress)
+            clock.switch("environment")
             actions = self.choose_actions(obs, progress.steps)
             env.send(actions)  # the environment works ...
-            sent = perf_counter()
+            clock.switch("learning")
             self.update_if_due(progress, env.count)  # ... while the agent learns
-            learnt = perf_counter()
+            clock.switch("environment")
             step = env.recv()
             self.replay.own.add(actions, step)
             self.record.step(step)
             progress.steps += env.count
             self.sharing.swap(self.replay, self.learner, progress.steps)
             obs = progress.obs = step.start
-            self.record.env_seconds += perf_counter() - learnt + sent - start
             self.end_iteration(env.count)
         env.close()
 
@@ -180,13 +185,15 @@ class Agent:
 
     def update(self, lr_scale: float = 1.0) -> None:
         """One update of the current task and, on top of it, some of old ones."""
-        start, imitation = perf_counter(), self.progress.imitation
+        imitation = self.progress.imitation
         if self.replay.others and self.draws.random() < self.job.reuse.lesson_fraction:
             batch, average_grad = self.replay.sample_other(self.draws), None
         else:
             batch, average_grad = self.batch_of_the_task(), self.sharing.sync.average_grad
             batch = batch._replace(imitation=imitation)
         self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale), average_grad))
+        if average_grad is not None:
+            self.sharing.note_waiting()
         # Next to the steep imitation Adam would hardly hear old tasks: they speak up as much.
         weight = 1 + imitation / self.job.reuse.temperature
         while (
@@ -194,7 +201,6 @@ class Agent:
         ):
             old = self.rehearsal.sample(self.task, self.draws)
             self.learner.update(old._replace(lr_scale=lr_scale, weight=weight))
-        self.record.learn_seconds += perf_counter() - start
 
     def lr_scale(self, over: float) -> float:
         """Part of the learning rate when that part of the training is over: it ends at 0."""
@@ -226,6 +232,7 @@ class Agent:
             playing = self.progress.steps
             self.record.training(self.epsilon(playing) if playing else 0.0)
         self.record.beat()
+        self.record.clock.switch("saving")
         self.saver.turn(steps, self.snapshot())
 
     def snapshot(self) -> Callable[[], Columns] | None:
@@ -330,29 +337,45 @@ class Agent:
         """A point of the task's curve, where evaluations inside tasks are asked for."""
         every, steps = self.job.evaluation.interval, progress.steps
         if every and steps % every < self.job.train.num_envs:  # several steps an iteration
-            self.evaluate(f"-{steps}")
-            self.record.phase("training")
+            self.record.clock.switch("evaluating")
+            self.record.curve(self.evaluate(self.task, f"evaluate-{self.record.round}-{steps}"))
 
-    def evaluate(self, when: str = "") -> float:
-        """Mean return on the current task; a point of its curve."""
+    def keep_network(self, round_: int) -> None:
+        """Keep what it takes to evaluate the agent as it is now when its last round is over."""
+        evaluation = self.job.evaluation
+        if not evaluation.episodes or evaluation.tasks == "final":
+            return
+        weights = self.learner.get_weights() if evaluation.tasks == "after" else {}
+        state = weights or self.learner.state_dict()
+        self.networks[round_] = {name: column.copy() for name, column in state.items()}
+
+    def evaluate_networks(self) -> None:
+        """After the last round: the networks of right after each task, and the final one."""
+        learner, which = self.learner, self.job.evaluation.tasks
         if not self.job.evaluation.episodes:
-            return nan
-        found = self.evaluate_policy(self.task, f"evaluate-{self.record.round}{when}")
-        self.record.evaluated(found)
-        return float(np.mean([score for score, _ in found]))
-
-    def evaluate_others(self, round_: int) -> None:
-        """How the agent does on the job's other tasks now: on those it has seen, or on all."""
-        which = {"current": (), "seen": self.order[: round_ - 1], "all": self.job.tasks}
-        others = [t for t in which[self.job.evaluation.tasks] if t != self.task or not round_]
-        for task in others if self.job.evaluation.episodes else ():
-            self.learner.set_task(task)
-            self.record.result(task, self.evaluate_policy(task, f"evaluate-{round_}-others"))
-        self.learner.set_task(self.task)
-
-    def evaluate_policy(self, task: str, purpose: str) -> list[tuple[float, int]]:
-        """Return and length of greedy episodes, from random streams of their own."""
+            return
         self.record.phase("evaluating")
+        everything = self.job.tasks if which == "all" else ()
+        final, alone = learner.state_dict(), which == "after" and bool(learner.get_weights())
+        for round_, network in sorted(self.networks.items()):
+            task = self.order[round_ - 1]
+            learner.set_task(task)
+            (learner.set_weights if alone else learner.load_state_dict)(network)
+            self.evaluate_tasks(everything or [task], round_)
+        learner.load_state_dict(final)
+        self.evaluate_tasks(everything or [*dict.fromkeys(self.order)], len(self.order))
+        learner.set_task(self.task)
+
+    def evaluate_tasks(self, tasks: Sequence[str], after_round: int) -> None:
+        """How the agent does on these tasks with the network that its learner has now."""
+        for task in tasks:
+            self.learner.set_task(task)
+            start = perf_counter()
+            found = self.evaluate(task, f"evaluate-{after_round}")
+            self.record.evaluated(task, after_round, found, perf_counter() - start)
+
+    def evaluate(self, task: str, purpose: str) -> list[tuple[float, int]]:
+        """Return and length of greedy episodes, from random streams of their own."""
         rng = random_stream(self.job.seed, self.number, task, purpose)
         env = self.envs(task, purpose, self.number)
         found = episodes(env, self.learner.act, rng, self.job.evaluation, self.record.beat)

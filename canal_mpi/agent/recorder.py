@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from math import nan, sqrt
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 
@@ -23,6 +23,43 @@ from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix
 OVER = TERMINATED | TRUNCATED
 LATE = 0.75  # of the own steps: later episodes tell how good an agent became
 FEWEST = 3  # such episodes, or the score is unknown
+PHASES = {  # what time is spent on, and the column of /tasks for it
+    "environment": "env_seconds",
+    "learning": "learn_seconds",
+    "pretraining": "pretrain_seconds",
+    "probing": "probe_seconds",
+    "exchanging": "exchange_seconds",
+    "remembering": "remember_seconds",
+    "saving": "save_seconds",
+    "evaluating": "evaluate_seconds",
+    "waiting": "wait_seconds",
+}
+COUNTS = ("env_steps", "probe_steps", "evaluation_steps", "updates", "iterations", "unwritten")
+
+
+class Clock:
+    """Wall time by phase: every second belongs to the phase that runs."""
+
+    def __init__(self) -> None:
+        self.spent = dict.fromkeys(PHASES, 0.0)
+        self.running, self._since, self._waited = "waiting", perf_counter(), 0.0
+
+    def switch(self, phase: str) -> None:
+        """From now on time belongs to this phase."""
+        now = perf_counter()
+        self.spent[self.running] += now - self._since
+        self.running, self._since = phase, now
+
+    def waited(self, total: float) -> None:
+        """Seconds that others were waited for so far: their growth was no work of the phase."""
+        self.spent[self.running] -= total - self._waited
+        self.spent["waiting"] += total - self._waited
+        self._waited = total
+
+    def since(self, before: dict[str, float]) -> dict[str, float]:
+        """Seconds of each phase since its counts were as `before`."""
+        self.switch(self.running)
+        return {phase: seconds - before[phase] for phase, seconds in self.spent.items()}
 
 
 class Recorder:
@@ -38,24 +75,21 @@ class Recorder:
     ) -> None:
         self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
         self._throttle = throttle  # called after each piece of work, to emulate slow devices
-        self.progress = Progress()
-        self._began = self._phase_began = perf_counter()
-        self._spent: dict[str, float] = {}
-        self.late = 0.0  # seconds waited between two rounds; counts for the next one
-        self._waited_before = self.wait_seconds = 0.0
+        self.progress, self._began = Progress(), perf_counter()
+        self.start()
         self.begin("", 0)
 
+    def start(self) -> None:
+        """The time of the first task begins."""
+        self.clock, self._cpu = Clock(), process_time()
+        self._at_task, self._at_row = self.clock.spent.copy(), self.clock.spent.copy()
+
     def begin(self, task: str, round_: int) -> None:
-        """A new task: all counts start again."""
-        self.task, self.round, self._start = task, round_, perf_counter()
-        self.env_steps = self.probe_steps = self.updates = 0
-        self._turns = 0
-        self.unwritten = False  # turns that no row of /train tells of yet
+        """A new task: all counts start again; its time began when the task before was over."""
+        self.task, self.round = task, round_
+        self.env_steps = self.probe_steps = self.evaluation_steps = self.updates = 0
+        self.iterations, self.unwritten = 0, 0  # and those that no row of /train tells of yet
         self._fetched: dict[tuple[int, int], FetchResult] = {}
-        self._exam: list[tuple[float, int]] = []
-        self.env_seconds = self.learn_seconds = 0.0
-        self._task_wait, self.late = self.late, 0.0
-        self._spent.clear()
         self._losses: list[float] = []
         self._ended: list[tuple[int, float]] = []  # own steps and return of every episode
         self._returns: list[float] = []  # of the running episode of every environment
@@ -72,75 +106,64 @@ class Recorder:
 
     def state_dict(self) -> Columns:
         """All counts of the running task."""
-        counts = [self.env_steps, self.probe_steps, self.updates, self._turns]
-        times = [self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait]
+        times = [[*self.clock.since(at).values()] for at in (self._at_task, self._at_row)]
         fetched = [(*key, f.seconds, f.wait_seconds, f.sender) for key, f in self._fetched.items()]
         return with_prefix("progress", record_to_columns(self.progress)) | {
-            "counts": np.array([*counts, self.unwritten], dtype="<i8"),
-            "times": np.array([*times, perf_counter() - self._start]),
+            "counts": np.array([getattr(self, name) for name in COUNTS], dtype="<i8"),
+            "times": np.array(times),
+            "cpu": np.array([process_time() - self._cpu]),
             "fetched": np.array(fetched, dtype="<f8").reshape(-1, 5),
             "losses": np.array(self._losses, dtype="<f8"),
             "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
-            "exam": np.array(self._exam, dtype="<f8").reshape(-1, 2),
             "returns": np.array(self._returns, dtype="<f8"),
             "lengths": np.array(self._lengths, dtype="<i8"),
         }
 
     def load_state_dict(self, state: Columns, offers: Sequence[Offer]) -> None:
         """Go on counting where `state` was taken; the offers are those of the lessons held."""
-        *counts, unwritten = (int(count) for count in state["counts"])
-        self.env_steps, self.probe_steps, self.updates, self._turns = counts
-        *times, elapsed = (float(seconds) for seconds in state["times"])
-        self.env_seconds, self.learn_seconds, self.wait_seconds, self._task_wait = times
-        self.unwritten, self._start = bool(unwritten), perf_counter() - elapsed
+        vars(self).update(zip(COUNTS, state["counts"].tolist(), strict=True))
+        self.start()
+        task, row = (dict(zip(PHASES, times, strict=True)) for times in state["times"].tolist())
+        self.clock.spent = task
+        self._at_row = {phase: task[phase] - row[phase] for phase in PHASES}
+        self._cpu -= float(state["cpu"][0])
         known = {offer.key: offer for offer in offers}
         for donor, round_, seconds, waited, sender in state["fetched"].tolist():
             key = (int(donor), int(round_))
             self._fetched[key] = FetchResult(known[key], b"", seconds, waited, sender=int(sender))
         self._losses = state["losses"].tolist()
         self._ended = [(int(step), total) for step, total in state["ended"].tolist()]
-        self._exam = [(score, int(length)) for score, length in state["exam"].tolist()]
         self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
-        vars(self.progress).update(
-            vars(record_from_columns(Progress, strip_prefix("progress", state)))
-        )
+        saved = record_from_columns(Progress, strip_prefix("progress", state))
+        vars(self.progress).update(vars(saved))
 
-    def plan(self, turns: int) -> None:
-        """The training loop is about to turn at most that often."""
-        self.progress.step, self.progress.steps = 0, turns
+    # ── progress and time ──────────────────────────────────────────────────────────────────────
+
+    def plan(self, iterations: int) -> None:
+        """The training loop is about to run at most that many iterations."""
+        self.progress.step, self.progress.steps = 0, iterations
 
     def turn(self, steps: int, every: int) -> bool:
-        """So many more turns of the training loop; whether a row of /train is due."""
-        before, progress = self._turns, self.progress
-        self._turns = turns = before + steps
-        self.unwritten = True
+        """So many more iterations of the training loop; whether a row of /train is due."""
+        before, progress = self.iterations, self.progress
+        self.iterations, self.unwritten = before + steps, 1
         progress.step += steps
         progress.total_steps += steps
-        return before // every != turns // every
+        return before // every != self.iterations // every
 
-    def phase(self, name: str) -> None:
-        """Say what the agent is about to do; the time is noted for what it did before."""
-        now, before = perf_counter(), self.progress.phase
-        self._spent[before] = self.spent(before) + now - self._phase_began
-        self.progress.phase, self._phase_began = name, now
+    def phase(self, name: str, clock: str = "") -> None:
+        """Say what the agent is about to do, and on which phase its time is spent."""
+        self.clock.switch(clock or name)
+        self.progress.phase = name
+        self.progress.wait_share = self.clock.spent["waiting"] / (perf_counter() - self._began)
         self.beat()
-
-    def spent(self, phase: str) -> float:
-        """Seconds of this task in a phase that is over, without waiting."""
-        return self._spent.get(phase, 0.0)
 
     def beat(self) -> None:
         """Show that the agent is alive."""
         self._throttle()
         self._beat(self.progress)
 
-    def waited(self, seconds: float) -> None:
-        """Time lost to others."""
-        self.wait_seconds += seconds
-        self._task_wait += seconds
-        self._phase_began += seconds
-        self._waited_before += seconds
-        self.progress.wait_share = self._waited_before / (perf_counter() - self._began)
+    # ── training ───────────────────────────────────────────────────────────────────────────────
 
     def update(self, loss: float) -> None:
         """One update of the network."""
@@ -167,16 +190,8 @@ class Recorder:
     def _episode(self, total: float, length: int) -> None:
         self._ended.append((self.env_steps, total))
         self.progress.mean_return = self._recent_return()
-        self.sink.add(
-            "episodes",
-            agent=self.agent,
-            round=self.round,
-            task=self.task,
-            episode=len(self._ended),
-            step=self.env_steps,
-            length=length,
-            **{"return": total},
-        )
+        about = {"episode": len(self._ended), "step": self.env_steps, "return": total}
+        self._add("episodes", **about, length=length)
 
     def _recent_return(self) -> float:
         """Mean return of the last 100 episodes."""
@@ -195,71 +210,83 @@ class Recorder:
 
     def training(self, epsilon: float) -> None:
         """A row of /train; its times and losses count since the row before."""
-        loss = float(np.mean(self._losses)) if self._losses else nan
-        self.sink.add(
+        seconds = self.clock.since(self._at_row)
+        self._add(
             "train",
-            agent=self.agent,
-            round=self.round,
-            task=self.task,
-            step=self._turns,
-            loss=loss,
+            step=self.iterations,
+            loss=float(np.mean(self._losses)) if self._losses else nan,
             epsilon=epsilon,
             return_mean=self._recent_return(),
-            env_seconds=self.env_seconds,
-            learn_seconds=self.learn_seconds,
-            wait_seconds=self.wait_seconds,
+            env_seconds=seconds["environment"],
+            learn_seconds=seconds["learning"] + seconds["pretraining"],
+            wait_seconds=seconds["waiting"],
         )
-        self.unwritten = False
         self._losses.clear()
-        self.env_seconds = self.learn_seconds = self.wait_seconds = 0.0
+        self.unwritten, self._at_row = 0, self.clock.spent.copy()
 
-    def evaluated(self, episodes: list[tuple[float, int]]) -> None:
-        """Scores and lengths of an evaluation; the last one of a task counts for the task."""
-        self._exam = episodes
-        self.sink.add(
-            "curve",
-            agent=self.agent,
-            round=self.round,
-            task=self.task,
+    def learnt(self, donors: list[str]) -> None:
+        """The task is done; what evaluation tells of it is filled in where run.h5 is written."""
+        self.phase("between rounds", "waiting")
+        seconds = self.clock.since(self._at_task)
+        columns = {column: seconds[phase] for phase, column in PHASES.items()}
+        self._add(
+            "tasks",
+            source="lesson" if donors else "env",
+            donors=",".join(donors),
             env_steps=self.env_steps,
-            score=float(np.mean([score for score, _ in episodes])),
-            seconds=perf_counter() - self._start,
+            probe_steps=self.probe_steps,
+            evaluation_steps=self.evaluation_steps,
+            updates=self.updates,
+            score=nan,
+            seconds=sum(seconds.values()),
+            cpu_seconds=process_time() - self._cpu,
+            **columns,
         )
+        self._at_task, self._cpu = self.clock.spent.copy(), process_time()
 
-    def result(self, task: str, episodes: list[tuple[float, int]]) -> None:
-        """How the agent does on a task after this round."""
+    # ── evaluation ─────────────────────────────────────────────────────────────────────────────
+
+    def curve(self, episodes: list[tuple[float, int]]) -> None:
+        """Scores and lengths of an evaluation inside a task."""
+        self.evaluation_steps += sum(length for _, length in episodes)
+        score = float(np.mean([score for score, _ in episodes]))
+        seconds = sum(self.clock.since(self._at_task).values())
+        self._add("curve", env_steps=self.env_steps, score=score, seconds=seconds)
+
+    def evaluated(
+        self, task: str, after_round: int, episodes: list[tuple[float, int]], seconds: float
+    ) -> None:
+        """How the agent did on a task after a round: a row for each episode."""
         for episode, (score, length) in enumerate(episodes):
             self.sink.add(
                 "evaluation",
                 agent=self.agent,
-                after_round=self.round,
+                after_round=after_round,
                 task=task,
                 episode=episode,
                 score=score,
                 length=length,
+                seconds=seconds / len(episodes),
             )
+
+    # ── the exchange ───────────────────────────────────────────────────────────────────────────
 
     def moved(self, moved: TransferEvent) -> None:
         """An offer, a request or a lesson that crossed an edge, or was refused on its way."""
         if moved.kind == "relay":
-            self._relayed(moved)
-            return
-        times = (moved.seconds, 0.0)
-        ends = (moved.sender, moved.receiver, moved.bytes)
-        self._exchange(moved.kind, moved.offer, *ends, *times, moved.reason, round_=moved.round)
-
-    def _relayed(self, moved: TransferEvent) -> None:
-        self.sink.add(
-            "relays",
-            agent=self.agent,
-            round=moved.round,
-            donor=moved.offer.donor,
-            task=moved.offer.task,
-            bytes=moved.bytes,
-            seconds=moved.seconds,
-            reason=moved.reason,
-            **{"from": moved.sender},
-        )
+            self.sink.add(
+                "relays",
+                agent=self.agent,
+                round=moved.round,
+                donor=moved.offer.donor,
+                task=moved.offer.task,
+                bytes=moved.bytes,
+                seconds=moved.seconds,
+                reason=moved.reason,
+                **{"from": moved.sender},
+            )
+        else:
+            self._exchange(moved)
 
     def received(self, fetched: FetchResult) -> None:
         """A lesson that arrived whole; `used` writes its row."""
@@ -268,72 +295,44 @@ class Recorder:
     def used(self, offer: Offer, kl: float = nan, agreement: float = nan) -> None:
         """A lesson that was learnt from; of the teacher's, how well the student agrees with it."""
         fetched = self._fetched[offer.key]
-        times = (fetched.seconds, fetched.wait_seconds)
         size = len(fetched.data) or offer.bytes  # the packed rows are gone after a resume
-        sides = (fetched.sender, self.agent)
-        self._exchange("lesson", offer, *sides, size, *times, "", kl, agreement)
+        self._took("lesson", fetched, size, "", kl, agreement)
 
     def swapped(self, offer: Offer) -> None:
         """Rows that a neighbour on the same task sent while it was learning."""
-        self._exchange("swap", offer, offer.donor, self.agent, offer.bytes, 0.0, 0.0, "")
+        self._took("swap", FetchResult(offer, b"", 0.0, 0.0, sender=offer.donor), offer.bytes, "")
 
     def refused(self, fetched: FetchResult, reason: str) -> None:
         """A lesson that did not arrive whole, or was not asked for."""
-        offer, times = fetched.offer, (fetched.seconds, fetched.wait_seconds)
-        size = len(fetched.data)
-        self._exchange("refusal", offer, fetched.sender, self.agent, size, *times, reason)
+        self._took("refusal", fetched, len(fetched.data), reason)
+
+    def _took(self, kind: str, f: FetchResult, size: int, reason: str, *agreement: float) -> None:
+        ends = (f.sender, self.agent, self.round)
+        event = TransferEvent(kind, f.offer, *ends, size, f.seconds, reason)
+        self._exchange(event, f.wait_seconds, *agreement)
 
     def _exchange(
-        self,
-        kind: str,
-        offer: Offer,
-        sender: int,
-        receiver: int,
-        size: int,
-        seconds: float,
-        wait_seconds: float,
-        reason: str,
-        kl: float = nan,
-        agreement: float = nan,
-        round_: int = 0,
+        self, event: TransferEvent, waited: float = 0.0, kl: float = nan, agreement: float = nan
     ) -> None:
         self.sink.add(
             "exchange",
-            kind=kind,
-            round=round_ or self.round,
-            donor=offer.donor,
-            to=receiver,
-            task=offer.task,
-            rows=max(offer.rows, 0),
-            bytes=size,
-            raw_bytes=max(offer.rows, 0) * self._row_bytes,
-            seconds=seconds,
-            wait_seconds=wait_seconds,
-            score=offer.score,
+            kind=event.kind,
+            round=event.round,
+            donor=event.offer.donor,
+            to=event.receiver,
+            task=event.offer.task,
+            rows=max(event.offer.rows, 0),
+            bytes=event.bytes,
+            raw_bytes=max(event.offer.rows, 0) * self._row_bytes,
+            seconds=event.seconds,
+            wait_seconds=waited,
+            score=event.offer.score,
             kl=kl,
             agreement=agreement,
-            reason=reason,
-            **{"from": sender},
+            reason=event.reason,
+            **{"from": event.sender},
         )
 
-    def learnt(self, donors: list[str], score: float) -> None:
-        """The task is done; its last evaluation counts."""
-        self.phase("between rounds")
-        self.result(self.task, self._exam)
-        self.sink.add(
-            "tasks",
-            agent=self.agent,
-            round=self.round,
-            task=self.task,
-            source="lesson" if donors else "env",
-            donors=",".join(donors),
-            env_steps=self.env_steps,
-            probe_steps=self.probe_steps,
-            updates=self.updates,
-            score=score,
-            seconds=perf_counter() - self._start,
-            wait_seconds=self._task_wait,
-            evaluate_seconds=self.spent("evaluating"),
-            exchange_seconds=self.spent("exchanging"),
-            save_seconds=self.spent("saving"),
-        )
+    def _add(self, table: str, **values: float | int | str) -> None:
+        """A row of the running task."""
+        self.sink.add(table, agent=self.agent, round=self.round, task=self.task, **values)

@@ -123,6 +123,8 @@ def agent_state_dict(agent: "Agent") -> Columns:
         "round": np.array([agent.record.round], dtype="<i8"),
         "lesson_fraction": np.array([agent.replay.lesson_fraction]),
     }
+    for round_, network in agent.networks.items():
+        parts[f"networks/{round_}"] = network
     for name, columns in parts.items():
         held |= with_prefix(name, columns)
     return held
@@ -161,3 +163,6 @@ def _restore(agent: "Agent", state: Columns) -> None:
     offers = [lesson.offer for lesson in progress.lessons]
     agent.record.load_state_dict(strip_prefix("record", state), offers)
     agent.record.sink.load_state_dict(strip_prefix("sink", state))
+    networks = strip_prefix("networks", state)
+    for number in {name.partition("/")[0] for name in networks}:
+        agent.networks[int(number)] = strip_prefix(number, networks)

@@ -17,12 +17,10 @@ class Group:
 
     def __init__(self, link: Link, kind: MessageKind, peers: Sequence[int]) -> None:
         self.link, self.kind, self.peers = link, kind, list(peers)
-        self.waited = 0.0  # seconds spent waiting for the others
 
     def trade(self, data: bytes) -> list[tuple[int, bytes]]:
         """Swap a message with those who are still there; an empty answer is a goodbye."""
-        before, answers = self.link.waited, self.link.trade(self.peers, data, self.kind)
-        self.waited += self.link.waited - before
+        answers = self.link.trade(self.peers, data, self.kind)
         gone = [agent for agent, answer in answers if not answer]
         self.peers = [agent for agent in self.peers if agent not in gone]
         return [(agent, answer) for agent, answer in answers if answer]
@@ -59,10 +57,10 @@ class Sync:
             logger.warning("agent %d's learner is not taken over: %s", lowest, error)
         self.average_grad = self._average
 
-    def blend(self, learner: Learner, done: int) -> None:
-        """Every so many own steps: move the weights towards the mean of the neighbours'."""
+    def blend(self, learner: Learner, done: int) -> bool:
+        """Every so many own steps: move the weights towards the neighbours' mean; whether it is."""
         if self.config.mode != "weights" or not self.group.peers or done % self.config.interval:
-            return
+            return False
         mine = learner.get_weights()
         newest = dict(self.group.trade(self._pack(mine)))
         theirs = [
@@ -72,6 +70,7 @@ class Sync:
             mean = {name: np.mean([t[name] for t in theirs], axis=0) for name in mine}
             others = {name: column.astype(np.float32) for name, column in mean.items()}
             learner.polyak_update(others, self.config.tau)
+        return True
 
     def leave(self) -> None:
         """This agent is done with playing the task."""

@@ -44,7 +44,7 @@ from canal_mpi.settings import Layer
 FILE = "study.toml"  # the definition, in the folder of a study
 RANDOM = "random"
 RANDOM_PLAY: Layer = {"share.policy": "none", "learn.heads": "separate", "rehearsal.rows": 0}
-RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "current"}
+RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "final"}
 VERDICTS = {True: "met", False: "missed", None: "not known"}
 ABOUT = "A study of canal-mpi: /arms has a row per arm and budget, /scores one per score."
 EVALUATE = "it needs evaluations at the end: --set evaluation.episodes=30"

@@ -267,7 +267,9 @@ class DQN(Learner):
         return held | with_prefix("ewc", self.ewc.state_dict())
 
     def load_state_dict(self, state: Columns) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; tasks that it did not know are new again."""
+        self.blocks.clear()
+        self._networks.clear()
         groups: dict[str, Columns] = {}
         for key, column in strip_prefix("blocks", state).items():
             name, _, part = key.rpartition("/")

@@ -228,7 +228,7 @@ class Display:
             f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
             f"moved · {duration(monotonic() - self._start)}"
         )
-        self.say(time_line(tasks, store.table("train")))
+        self.say(time_line(tasks))
 
 
 def summary_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
@@ -247,17 +247,19 @@ def summary_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
     return lines
 
 
-def time_line(tasks: dict[str, Any], train: dict[str, Any]) -> str:
+def time_line(tasks: dict[str, Any]) -> str:
     """Where the time of the agents went."""
     total = max(float(tasks["seconds"].sum()), 1e-9)
     parts = {
-        "environment": train["env_seconds"].sum(),
-        "learning": train["learn_seconds"].sum(),
-        "exchange": tasks["exchange_seconds"].sum(),
-        "waiting for others": tasks["wait_seconds"].sum(),
+        "environment": tasks["env_seconds"] + tasks["probe_seconds"],
+        "learning": tasks["learn_seconds"] + tasks["pretrain_seconds"] + tasks["remember_seconds"],
+        "exchange": tasks["exchange_seconds"],
+        "files": tasks["save_seconds"],
+        "evaluation": tasks["evaluate_seconds"],
+        "waiting for others": tasks["wait_seconds"],
     }
-    words = [f"{name} {float(part) / total:.1%}" for name, part in parts.items()]
-    return f"Time of the agents: {', '.join(words)}; the rest is evaluation and files."
+    words = [f"{name} {float(part.sum()) / total:.1%}" for name, part in parts.items()]
+    return f"Time of the agents: {', '.join(words)}."
 
 
 def _json_value(value: Any) -> Any:

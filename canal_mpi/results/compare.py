@@ -41,6 +41,10 @@ class Measured(Evaluations):
         here = (table["agent"] == run.agents[agent]) & (table["task"] == run.tasks[task])
         steps = table["env_steps"][here].astype(float)
         scores = self.scale(table["score"][here], task)
+        rows = run["tasks"]
+        after = (rows["agent"] == run.agents[agent]) & (rows["task"] == run.tasks[task])
+        steps = np.concatenate([steps, rows["env_steps"][after]])
+        scores = np.concatenate([scores, self.scale(rows["score"][after], task)])
         first = int(self.when[agent, task]) - 1
         if first >= 0 and not np.isnan(self.P[agent, first, task]):
             steps = np.concatenate([[0.0], steps])

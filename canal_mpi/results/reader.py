@@ -129,7 +129,7 @@ def load(run: str | Path) -> Run:
         table, _, short = name.partition("/")
         if name not in ARRAYS:
             tables.setdefault(table, {})[short] = array
-    order, adjacency, tasks, score = (arrays[name] for name in ARRAYS)
+    order, adjacency, tasks, score, _ = (arrays[name] for name in ARRAYS)
     attributes = {name: _plain(value) for name, value in facts.items()}
     found_run = Run(path, attributes, tables, order, adjacency, tasks.tolist(), score)
     _check_shapes(found_run)

@@ -59,7 +59,6 @@ def _points(about: str) -> Column:
 AGENT = Column("<i4", "agent, counted from 0")
 ROUND = Column("<i4", "round, counted from 1")
 TASK = Column(TEXT, "task")
-SCORE = _points("mean return of the evaluation (NaN: not evaluated)")
 PLACE = {"agent": AGENT, "round": ROUND, "task": TASK}
 
 TABLES: dict[str, dict[str, Column]] = {
@@ -81,13 +80,20 @@ TABLES: dict[str, dict[str, Column]] = {
         "donors": Column(TEXT, "agents whose lessons were used, separated by commas"),
         "env_steps": _steps("own training steps in the environment"),
         "probe_steps": _steps("steps spent on choosing lessons"),
+        "evaluation_steps": _steps("steps of evaluations inside the task and of its networks"),
         "updates": Column("<i8", "updates of the network"),
-        "score": SCORE,
-        "seconds": _seconds("wall time of the task, evaluation and exchange included"),
-        "wait_seconds": _seconds("part of it spent waiting for others"),
-        "evaluate_seconds": _seconds("part of it spent on evaluation"),
-        "exchange_seconds": _seconds("part of it spent on giving and taking, without waiting"),
-        "save_seconds": _seconds("part of it spent on saving checkpoints"),
+        "score": _points("mean evaluation right after the task, else at the end, else NaN"),
+        "seconds": _seconds("wall time since the task before, with evaluations: the parts below"),
+        "cpu_seconds": _seconds("CPU time of the rank, without evaluations after the last round"),
+        "env_seconds": _seconds("choosing actions and playing"),
+        "learn_seconds": _seconds("updates while playing"),
+        "pretrain_seconds": _seconds("updates on lessons before the first own step"),
+        "probe_seconds": _seconds("random steps to compare tasks"),
+        "exchange_seconds": _seconds("giving and taking, without waiting"),
+        "remember_seconds": _seconds("keeping rows for rehearsal, and EWC"),
+        "save_seconds": _seconds("checkpoints and other files"),
+        "evaluate_seconds": _seconds("evaluations"),
+        "wait_seconds": _seconds("waiting for others, and for run.h5 after the round before"),
     },
     "episodes": {
         **PLACE,
@@ -109,8 +115,8 @@ TABLES: dict[str, dict[str, Column]] = {
     "curve": {
         **PLACE,
         "env_steps": _steps("own training steps of the task so far"),
-        "score": SCORE,
-        "seconds": _seconds("wall time since the task began"),
+        "score": _points("mean return of an evaluation inside the task"),
+        "seconds": _seconds("wall time since the task before"),
     },
     "exchange": {
         "kind": Column(TEXT, "offer, request, transfer, lesson (used), refusal or swap"),
@@ -163,6 +169,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "episode": Column("<i4", "episode of the evaluation, counted from 0"),
         "score": _points("return of the episode"),
         "length": _steps("steps of the episode"),
+        "seconds": _seconds("wall time of the episode, on average"),
     },
 }
 
@@ -176,6 +183,12 @@ ARRAYS = {
         "<f8",
         "return of each evaluation episode; NaN where there was none",
         "game points",
+        dims=("agent", "after_round", "task", "episode"),
+    ),
+    "evaluation/length": Column(
+        "<i8",
+        "steps of each evaluation episode; 0 where there was none",
+        "agent steps",
         dims=("agent", "after_round", "task", "episode"),
     ),
 }
@@ -322,20 +335,36 @@ class Store:
             )
             for short, known in TABLES[name].items()
         }
+        if name == "tasks":
+            self._add_evaluations(columns)
         if name != "exchange":
             return columns
         keys = ("rows", "from", "kind", "donor", "to", "round")
         order = np.lexsort([columns[key] for key in keys])
         return {short: column[order] for short, column in columns.items()}
 
+    def _add_evaluations(self, tasks: Columns) -> None:
+        """Give every task its score, and the costs of measuring the networks of its round."""
+        found = self.table("evaluation")
+        after = found["after_round"]
+        for k, round_ in enumerate(tasks["round"]):
+            mine = found["agent"] == tasks["agent"][k]
+            here = mine & (np.maximum(after, 1) == round_)  # before any: counts for the first
+            tasks["evaluation_steps"][k] += found["length"][here].sum()
+            tasks["evaluate_seconds"][k] += found["seconds"][here].sum()
+            tasks["seconds"][k] += found["seconds"][here].sum()
+            mine &= (found["task"] == tasks["task"][k]) & (after >= round_)
+            if mine.any():
+                tasks["score"][k] = found["score"][mine & (after == after[mine].min())].mean()
+
     def write(self, status: str) -> None:
         """Replace run.h5 by one with everything so far."""
         write_whole(self.path, image(lambda file: self._fill(file, status)))
 
     def _fill(self, file: Any, status: str) -> None:
-        info, score = self.info, self._scores()
+        info, (score, length) = self.info, self._evaluations()
         self._fill_attributes(file, status)
-        arrays = (_texts(info.orders), info.adjacency, _texts(info.tasks), score)
+        arrays = (_texts(info.orders), info.adjacency, _texts(info.tasks), score, length)
         content: Columns = dict(zip(ARRAYS, arrays, strict=True))
         tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
         for name, columns in tables.items():
@@ -378,17 +407,18 @@ class Store:
             marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
             write_dataset(group, name, measure.value, **marks)
 
-    def _scores(self) -> Array:
-        """[agent, after_round, task, episode]: the return of every evaluation episode."""
+    def _evaluations(self) -> tuple[Array, Array]:
+        """[agent, after_round, task, episode]: return and length of every evaluation episode."""
         rows, tasks = self.table("evaluation"), list(self.info.tasks)
         rounds = max(len(order) for order in self.info.orders)
         episodes = int(rows["episode"].max()) + 1 if len(rows["episode"]) else 0
         score = np.full((self.info.agents, rounds + 1, len(tasks), episodes), np.nan)
+        length = np.zeros(score.shape, dtype="<i8")
         place = {task.encode(): k for k, task in enumerate(tasks)}
         where = [place[task] for task in rows["task"].tolist()]
-        agent = rows["agent"] - self.info.first_agent
-        score[agent, rows["after_round"], where, rows["episode"]] = rows["score"]
-        return score
+        at = (rows["agent"] - self.info.first_agent, rows["after_round"], where, rows["episode"])
+        score[at], length[at] = rows["score"], rows["length"]
+        return score, length
 
 
 def decoded(column: Array) -> Array:
