@@ -348,7 +348,7 @@ def test_an_unknown_name_suggests_the_closest() -> None:
         ("reuse.mode", "distil", "distill"),
         ("share.segments", "recnt", "recent"),
         ("simnet.distance", "weight", "weights"),
-        ("evaluation.tasks", "sen", "seen"),
+        ("evaluation.tasks", "finl", "final"),
         ("share.policy", "exct", "exact"),
         ("share.topology", "rign", "ring"),
         ("order", "rotat", "rotate"),
