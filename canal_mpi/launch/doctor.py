@@ -173,9 +173,9 @@ def _check_host(host: Host, request: CheckRequest) -> HostCheck:
 
 def _measure_links(report: CheckReport, request: CheckRequest) -> None:
     """Latency and bandwidth between hosts that are neighbors in the job's topology."""
-    names, pairs = [host.name for host in request.hosts], neighbor_hosts(request)
-    if len(names) < 2:
-        names, pairs = ["a rank", "another one here"], [(0, 1)]
+    names, pairs = ["a rank", "another one here"], [(0, 1)]
+    if len(request.hosts) > 1:
+        names, pairs = [host.name for host in request.hosts], neighbor_hosts(request)
     if not pairs:
         return
     answer = measure_links(pairs, request.hosts, request.seconds, request.network)
