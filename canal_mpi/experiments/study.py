@@ -25,6 +25,7 @@ from canal_mpi.experiments.points import (
 from canal_mpi.interfaces import Array
 from canal_mpi.launch.hostfile import MOST_RANKS
 from canal_mpi.report.drawing import MUTED, Figure, LeftOut, Pictures, styled
+from canal_mpi.report.figures import EVALUATE
 from canal_mpi.report.report import render
 from canal_mpi.report.statistics import (
     UNKNOWN,
@@ -47,7 +48,6 @@ RANDOM_PLAY: Layer = {"share.policy": "none", "learn.heads": "separate", "rehear
 RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "final"}
 VERDICTS = {True: "met", False: "missed", None: "not known"}
 ABOUT = "A study of canal-mpi: /arms has a row per arm and budget, /scores one per score."
-EVALUATE = "it needs evaluations at the end: --set evaluation.episodes=30"
 BANDS = "measuring left out; bands: 95 %, bootstrap over seeds."
 
 

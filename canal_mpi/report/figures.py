@@ -159,7 +159,7 @@ def progress(comparison: Comparison) -> Shown:
     )
     if all(np.isnan(scores).any() for _, scores in found):
         return LeftOut(title, EVALUATE)
-    what = "all tasks" if comparison.whole else "tasks learnt so far, others as random play"
+    what = "all tasks" if comparison.whole else "tasks learnt so far, others count as 0"
     words = f"Means over agents and rounds, {what}; bands: 95 %, bootstrap over seeds."
     figure = Figure("progress", title, words, xlabel="environment steps of all agents")
     for k, (steps, scores) in enumerate(found):
