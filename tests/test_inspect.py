@@ -18,7 +18,7 @@ from test_store import info
 from canal_mpi.cli import cli
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Columns
-from canal_mpi.results.checkpoint import Checkpoints, folder_of
+from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of
 from canal_mpi.results.files import image, read_arrays, write_arrays
 from canal_mpi.results.inspect import differences, export, tree, verify, verify_all
 from canal_mpi.results.store import Store
@@ -145,6 +145,16 @@ def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path
     assert "holds agent 0, round 3, version 1" in verify(odd)[0]
     write_arrays(odd, columns | {"learner/x": np.array([np.inf])}, about | {"round": 1})
     assert verify(odd) == [f"{odd}: learner/x holds a number that is not finite"]
+
+
+def test_files_in_the_place_of_others_are_told(tmp_path: Path) -> None:
+    odd = [tmp_path / "membuf/agent-0/round-01-x.h5", folder_of(tmp_path, 0) / Mark(1, 1).file]
+    for path in odd:
+        write_arrays(path, {"a": np.zeros(3)}, {})
+    (tmp_path / "status.json").mkdir()
+    wrong = "\n".join(verify_all(tmp_path)[1])
+    assert all(f"{path}" in wrong for path in (*odd, tmp_path / "status.json"))
+    assert "no lesson" in wrong and "is no checkpoint" in wrong and "not a regular file" in wrong
 
 
 def test_texts_are_checked_too(tmp_path: Path) -> None:

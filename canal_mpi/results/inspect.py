@@ -153,8 +153,7 @@ def files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     kinds = (".h5", ".json", ".jsonl", ".toml")
-    found = [p for p in sorted(path.rglob("*")) if p.suffix in kinds and p.name[0] != "."]
-    return [p for p in found if not p.is_dir() or p.suffix == ".h5"]
+    return [p for p in sorted(path.rglob("*")) if p.suffix in kinds and p.name[0] != "."]
 
 
 def verify(path: Path) -> list[str]:
@@ -168,10 +167,10 @@ def verify(path: Path) -> list[str]:
         if "schema_version" in about:
             load(path)
             return []
-        if kind == "membuf":
+        if "membuf" in (kind, *path.parts[-3:-2]):
             read_lesson(path)
             return []
-        if kind == "checkpoint":
+        if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
             checkpoint.checked(path)
         columns = parse_arrays(data, str(path))
         return [f"{path}: {words}" for words in _trouble(str(kind), columns)]
