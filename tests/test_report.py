@@ -250,19 +250,8 @@ def test_a_sweep_over_mixes_of_hosts_says_which_is_fastest_and_who_waits(tmp_pat
     found = {(one.hosts, one.clock): one for one in mixes(comparison)}
     assert len(found) == 4
     assert found["1 xavier, 1 nano", "rounds"].wall == 60.0
+    assert found["1 xavier, 1 nano", "rounds"].cpu == 6 * 8.0
     assert found["1 xavier, 1 nano", "free"].waits == {"xavier": 120, "nano": 10}
-
-
-def test_cpu_seconds_are_drawn_where_the_files_have_them(tmp_path: Path) -> None:
-    comparison = a_sweep(tmp_path, "rounds")
-    for group in comparison.groups:
-        for measured in group.runs:
-            tasks = measured.run["tasks"]
-            tasks["cpu_seconds"] = np.full(len(tasks["agent"]), 3.0)
-    assert [one.cpu for one in mixes(comparison)] == [18.0, 18.0]
-    with styled():
-        shown = list(figures.mix_bars(mixes(comparison)))
-    assert [type(one) for one in shown] == [Figure] * 4
 
 
 def test_runs_on_the_same_hosts_are_no_mixes(tmp_path: Path) -> None:

@@ -315,7 +315,7 @@ def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
     )
     assert none.steps.tolist() == [6000, 6000] and share.steps.tolist() == [6000, 6000]
     assert none.seconds.tolist() == [3 * 8] * 2  # ten per task, two of them evaluation
-    assert none.waiting == pytest.approx([6 / 48] * 2) and isnan(none.evaluation_steps[0])
+    assert none.waiting == pytest.approx([6 / 48] * 2) and none.evaluation_steps[0] == 2400
     krull = np.mean([RANDOM_AND_HUMAN["Krull"][0]])
     assert results.random[0] == pytest.approx(krull) and results.missing == []
 

@@ -33,7 +33,7 @@ class ArmStats:
     points: Array  # [seed, agent, task] score at the end in game points
     train_steps: Array  # [seed] own training steps of all agents
     decision_steps: Array  # [seed] steps that decided something
-    evaluation_steps: Array  # [seed] steps that only measured; NaN where they were not counted
+    evaluation_steps: Array  # [seed] steps that only measured
     seconds: Array  # [seed] wall time of the slowest agent, evaluation left out
     waiting: Array  # [seed] part of that time which agents waited for others
     can_forget: bool  # whether tasks share any weight
@@ -119,8 +119,8 @@ class ArmStats:
 def _costs(run: Run) -> list[float]:
     """Steps of training, decisions and measuring; seconds without measuring; part of waiting."""
     tasks, names = run["tasks"], ("env_steps", "probe_steps", "evaluation_steps")
-    steps = [float(tasks[name].sum()) if name in tasks else nan for name in names]
-    busy = tasks["seconds"] - tasks.get("evaluate_seconds", 0)
+    steps = [float(tasks[name].sum()) for name in names]
+    busy = tasks["seconds"] - tasks["evaluate_seconds"]
     each = [float(busy[tasks["agent"] == agent].sum()) for agent in run.agents]
     return [*steps, max(each), float(tasks["wait_seconds"].sum()) / max(sum(each), 1e-9)]
 

@@ -16,7 +16,7 @@ from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
 Shown = Figure | LeftOut
-PARTS = {  # what time is spent on: the columns of its seconds in /tasks or /train, and a colour
+PARTS = {  # what time is spent on: the columns of /tasks with its seconds, and a colour
     "environment": (("env_seconds", "probe_seconds"), SERIES[0]),
     "learning": (("learn_seconds", "pretrain_seconds", "remember_seconds"), SERIES[2]),
     "evaluation": (("evaluate_seconds",), SERIES[4]),
@@ -37,13 +37,10 @@ def seconds_by_part(run: Run) -> Array:
     """[agent, part]: seconds that each agent spent on each of PARTS."""
     found = np.zeros((len(run.agents), len(PARTS)))
     for k, agent in enumerate(run.agents):
+        mine = run["tasks"]["agent"] == agent
         for j, (columns, _) in enumerate(PARTS.values()):
-            for column in columns:
-                table = run["tasks"] if column in run["tasks"] else run["train"]
-                if column in table:
-                    found[k, j] += np.nansum(table[column][table["agent"] == agent])
-        total = np.nansum(run["tasks"]["seconds"][run["tasks"]["agent"] == agent])
-        found[k, -1] = max(total - found[k].sum(), 0.0)
+            found[k, j] = sum(np.nansum(run["tasks"][column][mine]) for column in columns)
+        found[k, -1] = max(np.nansum(run["tasks"]["seconds"][mine]) - found[k].sum(), 0.0)
     return found
 
 
@@ -198,7 +195,7 @@ class Mix:
     runs: int
     wall: float  # seconds inside tasks, of the slowest agent
     waits: dict[str, float]  # % of its time that each kind of host waits for others
-    cpu: float  # seconds of all agents; NaN where the files don't have them
+    cpu: float  # seconds of all agents
     steps: float
     score: float  # normalised, right after each task
 
@@ -233,7 +230,7 @@ def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
         len(runs),
         m.mean([measured.run.seconds for measured in runs]),
         {kind: float(100 * wait / (total or 1)) for kind, (wait, total) in waited.items()},
-        m.mean([table["cpu_seconds"].sum() for table in tables if "cpu_seconds" in table]),
+        m.mean([table["cpu_seconds"].sum() for table in tables]),
         m.mean([(table["env_steps"] + table["probe_steps"]).sum() for table in tables]),
         m.mean([m.mean(measured.learnt) for measured in runs]),
     )
@@ -241,19 +238,18 @@ def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
 
 def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
     """Wall time, waiting, CPU seconds and score of every mix of hosts, by clock."""
-    cpu = "/tasks of these runs has no column cpu_seconds"
     waiting = [max(one.waits.values()) for one in found]
     wanted = [
-        ("Wall time", "s inside tasks, slowest agent", [one.wall for one in found], ""),
-        ("Waiting", "% of its time, kind of host that waits most", waiting, ""),
-        ("CPU time", "CPU seconds of all agents", [one.cpu for one in found], cpu),
-        ("Score", "mean score right after tasks", [one.score for one in found], EVALUATE),
+        ("Wall time", "s inside tasks, slowest agent", [one.wall for one in found]),
+        ("Waiting", "% of its time, kind of host that waits most", waiting),
+        ("CPU time", "CPU seconds of all agents", [one.cpu for one in found]),
+        ("Score", "mean score right after tasks", [one.score for one in found]),
     ]
     hosts = list(dict.fromkeys(one.hosts for one in found))
     clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free
-    for title, label, values, why in wanted:
+    for title, label, values in wanted:
         if not np.isfinite(values).any():
-            yield LeftOut(title, why)
+            yield LeftOut(title, EVALUATE)
             continue
         key, height = f"mix-{title.split()[0].lower()}", 0.6 + 0.2 * len(clocks) * len(hosts)
         figure = Figure(key, title, "", height, xlabel=label)
