@@ -1,4 +1,4 @@
-"""Targets that are known before a row is drawn are those that the rows themselves give."""
+"""Targets that grow with every row are those that all rows together give."""
 
 import numpy as np
 import pytest
@@ -25,8 +25,7 @@ def batch_at(buffer: Buffer, recipe: Recipe, rows: Array) -> Batch:
 def assert_both_ways_agree(buffer: Buffer, recipe: Recipe) -> None:
     rows = buffer.draw(np.random.default_rng(0), 50)
     known, targets = batch_at(buffer, recipe, rows), buffer.targets
-    buffer.targets = None
-    plain = batch_at(buffer, recipe, rows)
+    plain = batch_at(buffer.track(recipe), recipe, rows)
     buffer.targets = targets
     for name in ("states", "actions", "discounts"):
         assert np.array_equal(getattr(known, name), getattr(plain, name)), name
@@ -75,9 +74,12 @@ def test_a_lesson_knows_its_targets_at_once() -> None:
     assert_both_ways_agree(lesson, recipe)
 
 
-def test_another_recipe_is_worked_out_from_the_rows() -> None:
+def test_targets_of_another_recipe_are_refused_until_they_are_tracked() -> None:
     player = Player(Buffer(SPACES, 60).track(RECIPES[0]), seed=2)
     player.play(50, (0.05, 0.05, 0.1))
-    rows = player.buffer.draw(np.random.default_rng(0), 50)
-    one, five = (batch_at(player.buffer, Recipe(50, 0.9, n), rows) for n in (1, 5))
+    rows, other = player.buffer.draw(np.random.default_rng(0), 50), Recipe(50, 0.9, 5)
+    one = batch_at(player.buffer, RECIPES[0], rows)
+    with pytest.raises(ValueError, match="does not keep track"):
+        batch_at(player.buffer, other, rows)
+    five = batch_at(player.buffer.track(other), other, rows)
     assert not np.array_equal(one.discounts, five.discounts)

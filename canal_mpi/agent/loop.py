@@ -123,10 +123,10 @@ class Agent:
         if not progress.schedule.imitation:
             return
         progress.kl, progress.agreement = self.learner.agreement(self.held_out)
-        if progress.kl < (1 - IMPROVEMENT) * progress.best_kl:
-            progress.best_kl = progress.kl
-        else:
+        if progress.kl >= (1 - IMPROVEMENT) * progress.best_kl:  # never where it is not known
             progress.plateaus += 1
+        else:
+            progress.best_kl = progress.kl
 
     def play(self, progress: TaskProgress) -> None:
         """The training loop: act, learn while the environment works, store."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import LAST, TRUNCATED, Array, Batch, Columns, Spaces
-from canal_mpi.membuf.buffer import Buffer, Recipe, Targets
+from canal_mpi.interfaces import LAST, Array, Batch, Columns, Spaces
+from canal_mpi.membuf.buffer import Buffer, Recipe
 from canal_mpi.state import compiled
 
 ONE = np.float32(1)
@@ -45,7 +45,6 @@ class Sampler:
 
     def __init__(self, spaces: Spaces, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.stops = recipe.stops
         shape = (recipe.batch, prod(spaces.shape))
         self._batch = Batch(
             states=np.zeros(shape, dtype=spaces.dtype),
@@ -67,46 +66,13 @@ class Sampler:
     def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
         """Write the n-step transitions that start at `rows` into a part of the batch."""
         targets = buffer.targets
-        if targets is not None and targets.recipe == self.recipe:
-            return self._look_up(buffer, targets, rows, where)
-        batch, following = self._batch, self._work_out(buffer, rows, where)
-        np.take(buffer.state_rows, rows, axis=0, out=batch.states[where], mode="clip")
-        np.take(buffer.state_rows, following, axis=0, out=batch.next_states[where], mode="clip")
-        batch.actions[where] = buffer.action.take(rows)
-        return batch
-
-    def _look_up(self, buffer: Buffer, targets: Targets, rows: Array, where: slice) -> Batch:
-        """The same where returns and the rows to bootstrap from are known."""
+        if targets is None or targets.recipe != self.recipe:
+            raise ValueError("the buffer does not keep track of the targets that are asked for")
         scale = buffer.reward_scale if self.recipe.reward == "scale" else ONE
         known = (targets.total, targets.reach, targets.discounts)
         played = (buffer.state_rows, buffer.action)
         _copy_rows(rows, *played, *known, scale, buffer.region, self._columns, where.start)
         return self._batch
-
-    def _work_out(self, buffer: Buffer, rows: Array, where: slice) -> Array:
-        """The same from the rows themselves, where nobody keeps track of their targets."""
-        recipe = self.recipe
-        last, flags = rows, buffer.flags[rows]
-        returns = self._rewards(buffer, rows)
-        discounts = np.full(len(rows), recipe.gamma, dtype=np.float32)
-        following = buffer.after(rows)
-        for _ in range(recipe.n_step - 1):
-            closed = buffer.flags[following] & LAST
-            going = ((flags & (self.stops | TRUNCATED)) == 0) & (closed == 0)
-            last = np.where(going, following, last)
-            returns += np.where(going, discounts * self._rewards(buffer, last), 0)
-            discounts[going] *= recipe.gamma
-            flags, following = buffer.flags[last], buffer.after(last)
-        discounts[(flags & self.stops) != 0] = 0
-        self._batch.returns[where] = returns
-        self._batch.discounts[where] = discounts
-        return following
-
-    def _rewards(self, buffer: Buffer, rows: Array) -> Array:
-        rewards: Array = buffer.reward[rows]
-        if self.recipe.reward == "clip":
-            return np.sign(rewards)
-        return rewards / buffer.reward_scale if self.recipe.reward == "scale" else rewards
 
 
 class Replay:
@@ -160,7 +126,7 @@ class Replay:
 
     def errors(self, rows: Columns, measure: Callable[[Batch], Array], task: str) -> Array:
         """The temporal difference of every row."""
-        buffer, size = Buffer.of_lesson(self.spaces, rows), self.recipe.batch
+        buffer, size = self._lesson(rows), self.recipe.batch
         found = np.zeros(len(rows["action"]), dtype=np.float32)
         places = np.flatnonzero((rows["flags"] & LAST) == 0)
         for start in range(0, len(places), size):

@@ -74,7 +74,7 @@ def embedder(job: Job, spaces: Spaces) -> Embed:
     def simnet(rows: Columns, rng: np.random.Generator) -> Array:
         from canal_mpi.learn.simnet import train_simnet
 
-        parts = [(Buffer.of_lesson(spaces, rows), job.learn.batch_size)]
+        parts = [(Buffer.of_lesson(spaces, rows).track(sampler.recipe), job.learn.batch_size)]
         return train_simnet(spaces, job, lambda: sampler.sample(parts, rng))
 
     return simnet
