@@ -128,7 +128,7 @@ def time_bars(run: Run) -> Shown:
     spent, title = seconds_by_part(run), "Where the time went"
     if not spent.sum():
         return LeftOut(title, "no task is finished yet")
-    words = "Start-up and the writing of results between rounds are left out."
+    words = "Start-up is left out; waiting includes that for run.h5 after a round."
     figure = Figure("time", title, words, 0.6 + 0.24 * len(spent), xlabel="seconds inside tasks")
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
