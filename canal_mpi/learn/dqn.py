@@ -81,6 +81,7 @@ class DQN(Learner):
         self.spaces, self.config, self.rehearsal = spaces, job.learn, job.rehearsal
         self.temperature, self._seed = job.reuse.temperature, seed
         self.backend = make_backend(spaces, job.learn)
+        self.device = str(getattr(self.backend, "device", "cpu"))
         scaled = job.learn.scale_input and spaces.dtype == "|u1"
         self.input_scale = 1 / 255 if scaled else 1.0
         self.blocks: dict[str, ParamBlock] = {}

@@ -226,6 +226,7 @@ class TrainingRun:
     def _describe(self, sink: Collector, learner: Any) -> None:
         """The agent's row of /agents; a warning where it falls back to the CPU."""
         world, device = self.world, str(getattr(learner, "device", ""))
+        wanted = on_host(self.plan.job, world.host_labels[world.rank]).learn
         sink.add(
             "agents",
             agent=world.agent,
@@ -233,12 +234,11 @@ class TrainingRun:
             host=world.host_labels[world.rank],
             machine=world.host_info[world.rank]["machine"],
             device=device or "cpu",
-            threads=int(getattr(learner, "threads", 1)),
+            threads=wanted.threads,
             role="agent",
             speed=self.speed,
         )
-        wanted = on_host(self.plan.job, world.host_labels[world.rank]).learn.device
-        if device == "cpu" and wanted == "auto" and world.speaks_for_host():
+        if device == "cpu" and wanted.device == "auto" and world.speaks_for_host():
             print_error(f"warning: {world.host} computes on its CPU; its log says why.")
 
     def _checkpoints(self) -> Checkpoints:
