@@ -71,10 +71,13 @@ class Game(Protocol):
 
 
 class LocalEnvs:
-    """A batch of games of one task in this process; it looks the same from outside as a server."""
+    """A batch of games of one task in this process, the first of which has a number.
 
-    def __init__(self, task: str, games: Sequence[Game], spaces: Spaces) -> None:
-        self.task, self.games, self.spaces = task, list(games), spaces
+    It looks the same from outside as a server.
+    """
+
+    def __init__(self, task: str, games: Sequence[Game], spaces: Spaces, first: int = 0) -> None:
+        self.task, self.games, self.spaces, self.first = task, list(games), spaces, first
         self.count = len(self.games)
         self._actions: Array = np.zeros(self.count, dtype=np.int64)
         self._step = empty_step(self.count, spaces)
@@ -110,15 +113,16 @@ class LocalEnvs:
 
     def state_dict(self) -> Columns:
         """The state of every game."""
-        states = (with_prefix(f"game-{k}", g.state_dict()) for k, g in enumerate(self.games))
+        numbered = enumerate(self.games, self.first)
+        states = (with_prefix(f"game-{k}", game.state_dict()) for k, game in numbered)
         return {name: column for state in states for name, column in state.items()}
 
     def load_state_dict(self, state: Columns) -> None:
         """Go on where `state` was taken."""
-        for k, game in enumerate(self.games):
+        for k, game in enumerate(self.games, self.first):
             held = strip_prefix(f"game-{k}", state)
             if not held:
-                raise DamagedData(f"saved environments lack game {k} of {self.count}")
+                raise DamagedData(f"saved environments lack game {k}")
             game.load_state_dict(held)
         self._playing = True
 
@@ -181,7 +185,7 @@ def local_env_maker(job: Job, spaces: Spaces) -> Callable[[str, str, int, int, i
             config = replace(config, max_steps=most)
         names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in range(first, first + games)]
         seeds = [seed_sequence(job.seed, agent, task, name) for name in names]
-        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces)
+        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces, first)
 
     return make
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from canal_mpi.envs import empty_step, envs_for
 from canal_mpi.envs.wire import LIMIT, ORDER, Message, Port, Request, StepFormat
-from canal_mpi.errors import DamagedData, ProtocolError
+from canal_mpi.errors import ProtocolError
 from canal_mpi.interfaces import Array, Columns, Env, Spaces, Step
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.settings import Job
@@ -126,34 +126,18 @@ class RemoteEnvs:
 
     def state_dict(self) -> Columns:
         """The state of every game, under the names that local environments give it."""
-        held: Columns = {}
-        for part, body in zip(self._parts, self._call(Request.STATE), strict=True):
-            held |= renumbered(decode(body, LIMIT), part.start)
-        return held
+        answers = [decode(body, LIMIT) for body in self._call(Request.STATE)]
+        return {name: column for state in answers for name, column in state.items()}
 
     def load_state_dict(self, state: Columns) -> None:
         """Go on where `state` was taken, there or locally."""
-        parts = []
-        for part in self._parts:
-            mine = {n: c for n, c in state.items() if part.start <= _game(n) < part.stop}
-            parts.append(encode(renumbered(mine, -part.start)))
-        self._call(Request.RESTORE, parts)
+        numbers = [tuple(f"game-{k}/" for k in range(p.start, p.stop)) for p in self._parts]
+        parts = [{n: c for n, c in state.items() if n.startswith(mine)} for mine in numbers]
+        self._call(Request.RESTORE, [encode(part) for part in parts])
 
     def close(self) -> None:
         """Close every game."""
         self._call(Request.CLOSE)
-
-
-def _game(name: str) -> int:
-    number = name.partition("/")[0].removeprefix("game-")
-    if not number.isdecimal():
-        raise DamagedData(f"a saved environment has the column '{name}'")
-    return int(number)
-
-
-def renumbered(state: Columns, by: int) -> Columns:
-    """Columns of games with other numbers."""
-    return {f"game-{_game(n) + by}/{n.partition('/')[2]}": c for n, c in state.items()}
 
 
 class RemoteMaker:

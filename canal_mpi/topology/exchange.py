@@ -104,8 +104,11 @@ class Exchange:
         self.in_neighbors: Sequence[int] = sorted(a for a, b in edges if b == agent)
         self.out_neighbors: Sequence[int] = sorted(b for a, b in edges if a == agent)
         self.round, self.waited = 0, 0.0
-        self._near, self._children = out_neighbors(edges), dict[int, list[int]]()
-        self._agents = {agent for edge in edges for agent in edge}
+        self._near = out_neighbors(edges)
+        self._children = {  # who hears of a donor's lessons from this agent; nobody hears twice
+            donor: [b for b, a in bfs_parents(self._near, donor).items() if a == agent]
+            for donor in self._near
+        }
         self._cache: dict[Key, bytes] = {}  # lessons held, the oldest first
         self._known_offers: dict[Key, KnownOffer] = {}
         self._unsent: list[Offer] = []  # own and others' offers to tell the neighbours of
@@ -270,18 +273,11 @@ class Exchange:
         """Tell the neighbours of new offers; in rounds also that there are none."""
         offers, self._unsent = self._unsent, []
         for agent in self.out_neighbors:
-            fresh = [offer for offer in offers if agent in self._children_of(offer.donor)]
+            fresh = [offer for offer in offers if agent in self._children.get(offer.donor, ())]
             for offer in fresh:
                 self._log("offer", offer, self.agent, agent, bytes=offer.bytes)
             if fresh or not self.config.free:
                 self._send(agent, MessageKind.OFFERS, (0, 0), pack_offers(fresh))
-
-    def _children_of(self, donor: int) -> list[int]:
-        """The neighbours that hear of a donor's lessons from this agent; nobody hears twice."""
-        if donor not in self._children:
-            parents = bfs_parents(self._near, donor)
-            self._children[donor] = [b for b, a in parents.items() if a == self.agent]
-        return self._children[donor]
 
     def _take_offers(self, message: Message) -> None:
         """Note the offers of a neighbour; what is wrong is refused."""
@@ -299,7 +295,7 @@ class Exchange:
             self._log("refusal", odd, message.sender, self.agent, reason=str(error))
 
     def _check(self, offer: Offer, sender: int) -> None:
-        if offer.donor not in self._agents:
+        if offer.donor not in self._near:
             raise DamagedData(f"offer of agent {offer.donor}, which does not exist")
         if self.config.tasks and offer.task not in self.config.tasks:
             raise DamagedData(f"offer of the task '{offer.task}', which this job does not have")
@@ -328,8 +324,12 @@ class Exchange:
         if asked is None or message.sender != self._known_offers[key].via:
             logger.warning("agent %d sent a lesson that nobody asked for", message.sender)
             return
-        if reason := _flaw(message):
-            self._fail(key, reason)
+        try:
+            if message.error or not message.data:
+                raise DamagedData(message.error or f"agent {message.sender} no longer has it")
+            check(message.data)
+        except DamagedData as error:
+            self._fail(key, str(error))
             return
         del self._requests[key]
         self._keep(key, message.data)
@@ -407,17 +407,6 @@ def alone(on_transfer: OnTransfer = ignore, agent: int = 0) -> Exchange:
     return Exchange(agent, set(), Transport(), on_transfer=on_transfer)
 
 
-def _flaw(message: Message) -> str:
-    """What is wrong with a lesson's message, or nothing."""
-    if message.error or not message.data:
-        return message.error or f"agent {message.sender} no longer has it"
-    try:
-        check(message.data)
-    except DamagedData as error:
-        return str(error)
-    return ""
-
-
 # ── offers on the wire ────────────────────────────────────────────────────────────────────────
 
 OFFERS_LIMIT = 1 << 24  # bytes of a message of offers; embeddings of pixels are large
@@ -468,11 +457,9 @@ def columns_to_offers(columns: Columns) -> list[Offer]:
         tasks = [task.decode() for task in columns["task"].tolist()]
     except UnicodeDecodeError as error:
         raise DamagedData("offer's task is not UTF-8") from error
-    numbers = zip(*(columns[name].tolist() for name in NUMBERS), strict=True)
-    vectors = np.split(embedding, np.cumsum(width, dtype=np.int64))  # one more: an empty rest
-    return [
-        Offer(donor, round_, task, score, rows, size, vector, *evidence)
-        for (donor, round_, score, rows, size, *evidence), task, vector in zip(
-            numbers, tasks, vectors, strict=False
-        )
+    vectors = np.split(embedding, np.cumsum(width, dtype=np.int64)[:-1])
+    numbers: list[dict[str, Any]] = [
+        {name: columns[name][k].item() for name in NUMBERS} for k in range(len(tasks))
     ]
+    named = zip(numbers, tasks, vectors, strict=False)  # without offers there is one empty vector
+    return [Offer(**one, task=task, embedding=vector) for one, task, vector in named]

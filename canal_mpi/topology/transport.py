@@ -102,11 +102,10 @@ class PolledComm:
     def post(self, data: bytes, dest: int, tag: int, header: bytes = b"") -> None:
         """Start sending; `settle` waits for the end of it."""
         self._test_sends()
-        head, view = HEAD.pack(MAGIC, len(header), len(data)) + header, memoryview(data)
-        inline = len(data) <= INLINE
-        parts = [head + data] if inline else [head]
-        starts = range(0, 0 if inline else len(data), CHUNK)
-        for part in (*parts, *(view[start : start + CHUNK] for start in starts)):
+        head = HEAD.pack(MAGIC, len(header), len(data)) + header
+        starts = range(0, len(data) if len(data) > INLINE else 0, CHUNK)
+        chunks = [memoryview(data)[start : start + CHUNK] for start in starts]
+        for part in (head, *chunks) if chunks else (head + data,):
             self._out.append((self.comm.Isend([part, MPI.BYTE], dest, tag), part))
 
     def _test_sends(self) -> bool:
@@ -275,10 +274,6 @@ class ShrunkComm(MPI.Intracomm):
     def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
         """Start sending."""
         return super().Isend(buf, self.ranks[dest], tag)
-
-    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> MPI.Request:
-        """Start receiving."""
-        return super().Irecv(buf, self.ranks[source], tag)
 
     def Recv(
         self,
