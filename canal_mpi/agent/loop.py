@@ -242,7 +242,7 @@ class Agent:
     # ── lessons ────────────────────────────────────────────────────────────────────────────────
 
     def take_lessons(self) -> list[Lesson]:
-        """Lessons for this task; where the policy compares tasks, after a look at this one."""
+        """Lessons for this task; where the policy compares tasks, some random steps come first."""
         embedding = np.zeros(0, dtype="<f4")
         if self.sharing.compares and self.sharing.link.offers():
             embedding = self.probe()
