@@ -89,7 +89,7 @@ def measure(world, job, steps, repeats):
 
     if world.is_env_server:
         with tempfile.TemporaryDirectory() as folder:
-            world.run_on_all(lambda: make_env_server(world, job, Path(folder) / "log", 1.0)).serve()
+            world.run_on_all(lambda: make_env_server(world, job, Path(folder) / "log")).serve()
         return
     spaces, count = envs.common_spaces(job.tasks, job.task), job.train.num_envs
     world.run_on_all(lambda: None)
@@ -123,7 +123,7 @@ def main():
     world = World.open()
     pinned = pin(world.rank)
     world.handshake(f"env_server {options}")
-    world.assign_env_servers([1])
+    world.assign_env_servers(1)
     world.heartbeat.timeout = job.timeout
     if world.rank == 0:
         print(f"{options.task} ({options.obs}), {pinned}", flush=True)

@@ -126,7 +126,6 @@ def cli() -> None:
 @click.option("--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm).")
 @click.option("--env-server", is_flag=True, help="The last rank runs all environments, no agent.")
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
-@click.option("--env-server-rank", type=int, multiple=True, metavar="R", help="Rank R does.")
 @click.option("--emulate", metavar="FILE", help="Play the hosts of a hostfile, slow ones slowly.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
@@ -148,12 +147,11 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     ignored = [option for name, option in typed.items() if name in NOT_WITH_RESUME]
     if options["resume"] and ignored:
         raise UsageError(f"--resume takes everything from the run: leave out {ignored[0]}.")
-    flags, named = flags_of(options), tuple(options["env_server_rank"])
-    servers = options["env_servers"] or int(options["env_server"] and not named)
+    flags, servers = flags_of(options), options["env_servers"] or int(options["env_server"])
     if options["emulate"] is not None:
         hosts = read_hosts(Path(options["emulate"]))
         flags["emulate"] = emulated(hosts)
-        servers = servers or (0 if named else total(hosts, serving=True))
+        servers = servers or total(hosts, serving=True)
     request = Request(
         flags=flags,
         job_file=options["job_file"],
@@ -165,7 +163,6 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         max_time=seconds_of(options["max_time"]),
         ft=options["ft"],
         env_servers=servers,
-        env_server_ranks=named,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
     )
     ctx.exit(train(request))

@@ -1,16 +1,19 @@
 """What people and programs are shown while a run goes on and when it ends."""
 
 import json
+import re
 from math import inf, nan
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from canal_mpi import config
 from canal_mpi.interfaces import Progress
 from canal_mpi.rank import display
 from canal_mpi.rank.display import Display, summary_lines
-from canal_mpi.rank.heartbeat import Heartbeat
+from canal_mpi.rank.plan import Device, Plan
+from canal_mpi.rank.world import World
 from canal_mpi.results.progress import duration
 from canal_mpi.results.store import Rows, RunInfo, Store
 
@@ -20,11 +23,16 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "terminal", lambda: None)
 
 
-def view(folder: Path, agents: int = 2, verbosity: int = 0) -> Display:
-    heartbeat = Heartbeat(None, 300.0)
-    heartbeat.progress = [Progress() for _ in range(agents)]
-    hosts = [f"host-{agent}" for agent in range(agents)]
-    return Display(heartbeat, folder, hosts, 2, verbosity)
+def view(folder: Path, agents: int = 2, verbosity: int = 0, cap: int = 3000) -> Display:
+    world = World(None)
+    world.agents, world.heartbeat.timeout = agents, 300.0
+    world.heartbeat.progress = [Progress() for _ in range(agents)]
+    world.heartbeat.names = [f"rank {agent} on host-{agent}" for agent in range(agents)]
+    world.devices = [Device(f"host-{agent}") for agent in range(agents)]
+    flags = {"train.steps": 1000, "evaluation.max_steps": cap, "tasks": ["Krull", "CartPole-v1"]}
+    job = config.resolve(flags, environ={})
+    plan = Plan(job, folder, "x", 0, [list(job.tasks)] * agents, [])
+    return Display(world, plan, filled(folder), verbosity)
 
 
 def store(folder: Path) -> Store:
@@ -119,7 +127,7 @@ def test_the_ending_of_a_run_without_rows_is_only_its_head(tmp_path: Path) -> No
 
 
 def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    view(tmp_path).summarise(filled(tmp_path), 1000, 3000)
+    view(tmp_path).summarise()
     out = capsys.readouterr().out
     assert "2,000 environment steps played, 2,000 saved by lessons" in out
     assert "1 lesson, 2.00 MB moved" in out
@@ -132,7 +140,7 @@ def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFi
 def test_the_ending_gives_no_human_normalised_score_of_short_evaluations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    view(tmp_path).summarise(filled(tmp_path), 1000, 300)
+    view(tmp_path, cap=300).summarise()
     out = capsys.readouterr().out
     assert "No human-normalised scores: evaluation episodes were cut after 300" in out
     assert "%" not in out.partition("Time of the agents")[0]
@@ -161,20 +169,19 @@ def test_many_agents_still_fit_on_a_line(tmp_path: Path) -> None:
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = view(tmp_path, verbosity=-1)
     quiet.say("hello")
-    quiet.summarise(filled(tmp_path), 1000, 300)
+    quiet.summarise()
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("value", [nan, inf, -inf, 0.0, 1e300])
-def test_odd_numbers_can_be_shown(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: float
-) -> None:
+def test_odd_numbers_can_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = view(tmp_path)
     shown._terminal = "/dev/null"
-    for phase in ("training", "exchanging"):
-        shown.heartbeat.progress[0] = Progress(phase, 1, "Krull", 1, 5, 1000, 5, value, value, 0.5)
-        shown.refresh()
-    assert " agent  host" in capsys.readouterr().out
+    for value in (nan, inf, -inf, 0.0, 1e300):
+        for phase in ("training", "exchanging"):
+            progress = Progress(phase, 1, "Krull", 1, 5, 1000, 5, value, value, 0.5)
+            shown.heartbeat.progress[0] = progress
+            shown.refresh()
+        assert " agent  host" in capsys.readouterr().out
 
 
 def test_a_table_on_a_terminal_is_drawn_over(
@@ -183,14 +190,16 @@ def test_a_table_on_a_terminal_is_drawn_over(
     shown = view(tmp_path)
     shown._terminal = "/dev/null"
     shown.heartbeat.progress[1] = Progress("training", 1, "Krull", 0, 5, 1000, 5, 12.5, nan, 0.25)
-    shown._draw()
+    shown.refresh()
     first = capsys.readouterr().out
-    assert "host-1" in first
-    assert "agent 0" in first
-    assert max(map(len, first.splitlines())) < 100
-    assert "\x1b" not in first
-    shown._draw()
-    assert capsys.readouterr().out.startswith(f"\x1b[{first.count(chr(10))}A\x1b[J")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", first)
+    assert plain != first, "numbers are in colour"
+    assert "host-1" in plain and "agent 0" in plain
+    assert max(map(len, plain.splitlines())) < 100
+    assert "\x1b" not in plain
+    shown.say("a line that stays")
+    erased = f"\x1b[{first.count(chr(10))}A\x1b[J"
+    assert capsys.readouterr().out == f"{erased}a line that stays\n"
 
 
 def test_the_status_is_json_without_nan(tmp_path: Path) -> None:
@@ -216,10 +225,10 @@ def test_the_status_is_json_with_an_infinite_loss(tmp_path: Path) -> None:
 def test_the_end_of_a_round_tells_of_lessons_and_refusals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shown, kept = view(tmp_path), filled(tmp_path)
-    shown.round_done(0, kept)
+    shown = view(tmp_path)
+    shown.round_done(0)
     assert capsys.readouterr().out == ""
-    shown.round_done(2, kept)
+    shown.round_done(2)
     out = capsys.readouterr().out
     assert "agent 1 refused a lesson of agent 0: message fails its checksum" in out
     assert "round 2/2: 0 played, 1 learnt from lessons (2.00 MB, raw 8.00 MB)" in out
@@ -235,7 +244,7 @@ def test_a_silent_agent_is_named_once(
     shown.refresh()
     shown.refresh()
     out = capsys.readouterr().out
-    assert out.count("agent 1 (host-1) has been silent for 40 s in starting") == 1
+    assert out.count("rank 1 on host-1 has been silent for 40 s in starting") == 1
     assert "the job ends in 260 s" in out
 
 

@@ -9,7 +9,7 @@ from canal_mpi import config
 from canal_mpi.config import on_host
 from canal_mpi.errors import RanksDiffer, UsageError
 from canal_mpi.learn import networks as device
-from canal_mpi.rank.plan import check_equal_envs, crowded
+from canal_mpi.rank.plan import check_equal_envs
 from canal_mpi.rank.resume import check_num_envs
 from canal_mpi.settings import Job
 
@@ -80,11 +80,6 @@ def test_agents_that_meet_inside_a_task_need_as_many_environments(tmp_path: Path
     check_equal_envs(job_of(tmp_path), hosts)
     with pytest.raises(UsageError, match="2 on nano-1, 1 on xavier-1"):
         check_equal_envs(job_of(tmp_path, {"sync.mode": "weights"}), hosts)
-
-
-def test_more_threads_than_cores_are_warned_of(tmp_path: Path) -> None:
-    host_info = [{"host": "nano-1", "cores": "4"}, {"host": "nano-2", "cores": "2"}]
-    assert [words.split()[0] for words in crowded(job_of(tmp_path), host_info)] == ["nano-2"]
 
 
 def test_an_agent_goes_on_with_as_many_environments_as_it_was_saved_with() -> None:

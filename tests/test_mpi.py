@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -17,9 +18,9 @@ pytestmark = pytest.mark.mpi
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
 
 
-def nothing_is_left(out: Path) -> bool:
+def nothing_is_left(out: Path, seconds: float = 5) -> bool:
     """Whether every process of a run is gone within a few seconds."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + seconds
     while processes_with(str(out)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return not processes_with(str(out))
@@ -201,6 +202,33 @@ def test_a_silent_rank_is_named_and_ends_the_job(mpi: str, out: Path) -> None:
     assert "rank 1 on " in result.complaints[0]
     assert "silent for" in result.complaints[0]
     assert result.seconds < 40
+
+
+HANGS = (*SMOKE, *LAZY, "--tasks", "plugins:Hangs-v0")
+
+
+def test_when_all_ranks_hang_the_job_is_ended_from_outside(mpi: str, out: Path) -> None:
+    options = ("--set", "timeout=2", "--out", str(out))
+    result = mpirun(2, "train", *HANGS, *options, mpi=mpi, timeout=90)
+    assert result.code == 76, result.err
+    [said] = result.complaints
+    assert re.match(
+        r"canal-mpi: rank [01] on \S+ has not moved for \d+ s in training \S+Hangs", said
+    )
+    assert nothing_is_left(out)
+
+
+def test_ranks_that_hang_do_not_outlive_their_launcher(mpi: str, out: Path) -> None:
+    command = ["mpirun", "-np", "2", "canal-mpi", "train", *HANGS, "--out", str(out)]
+    job = subprocess.Popen(command, env=environment(mpi), stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(out.glob("checkpoints/agent-*/round-*"))) < 2:
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.1)
+    time.sleep(1)  # by now they hang
+    job.kill()
+    job.wait()
+    assert nothing_is_left(out, seconds=15)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -97,7 +97,7 @@ def test_fault_tolerance_is_for_open_mpi_only() -> None:
 
 def test_env_servers_are_passed_on_once() -> None:
     assert build_command(3, TRAIN, env_servers=2, mpi=OPEN).argv[-2:] == ["--env-servers", "2"]
-    given = [*TRAIN, "--env-server-rank", "0"]
+    given = [*TRAIN, "--env-servers", "1"]
     assert build_command(3, given, env_servers=1, mpi=OPEN).argv[-2:] == given[-2:]
 
 

@@ -69,7 +69,7 @@ POINT = ResumePoint("a", TEXT, 2, 0, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1
 
 def planned(**flags: Any) -> Any:
     named = {key.replace("__", "."): value for key, value in flags.items()}
-    return resumed_plan(Request(named, resume="runs/x"), POINT, RUN, ["here"] * 2)
+    return resumed_plan(Request(named, resume="runs/x"), POINT, ["here"] * 2)
 
 
 def test_a_resumed_run_may_get_more_of_everything() -> None:
@@ -95,7 +95,7 @@ def test_a_changed_job_is_refused_with_the_difference() -> None:
 
 def test_another_number_of_ranks_is_refused_with_the_command() -> None:
     with pytest.raises(RanksDiffer, match="mpirun -np 2 canal-mpi train --resume runs/x"):
-        resumed_plan(Request(resume="runs/x"), POINT, RUN, ["here"] * 3)
+        resumed_plan(Request(resume="runs/x"), POINT, ["here"] * 3)
 
 
 # Real ranks

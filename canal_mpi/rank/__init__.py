@@ -1,1 +1,1 @@
-"""The hall: MPI opens here, every rank finds its role, and the parts are put together."""
+"""The program of a rank: it opens MPI, agrees with the others on a plan, and runs its part."""

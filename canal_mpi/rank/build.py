@@ -169,7 +169,6 @@ def make_ports(world: World, agent: int, games: int) -> "list[MpiPort]":
     """
     from canal_mpi.topology.transport import MpiPort
 
-    assert world.polled is not None
     server = env_server_of(world, agent)
     served = [one for one in world.living_agents if env_server_of(world, one) == server]
     cores = int(world.host_info[server]["cores"])
@@ -190,14 +189,16 @@ def make_remote_envs(world: World, job: Job, spaces: Spaces) -> RemoteMaker:
     return RemoteMaker(channels, job, spaces)
 
 
-def make_env_server(world: World, job: Job, log_file: Path, speed: float) -> EnvServer:
-    """This rank's server, its workers loaded; they play at a fraction of their speed."""
+def make_env_server(world: World, job: Job, log_file: Path) -> EnvServer:
+    """This rank's server, its workers loaded; they play at the speed of its device."""
     channels = []
     for agent in world.living_agents:
         if env_server_of(world, agent) == world.rank:
-            here = on_host(job, world.host_labels[agent])
+            here = on_host(job, world.devices[agent].host)
             for port in make_ports(world, agent, here.train.num_envs):
-                channels.append(ServerChannel(agent, port, Worker(here, log_file, speed)))
+                channels.append(
+                    ServerChannel(agent, port, Worker(here, log_file, world.device.speed))
+                )
     for channel in channels:
         channel.worker.ready(lambda: world.heartbeat.beat(world.heartbeat.mine))
     world.heartbeat.progress[world.rank] = Progress("serving")

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, time
@@ -19,8 +20,7 @@ from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import nobody_reads, terminal
-from canal_mpi.rank.heartbeat import Heartbeat
-from canal_mpi.rank.plan import Device, Plan, Request, crowded
+from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.progress import digits, duration, progress_lines, remaining
@@ -29,29 +29,50 @@ from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
+RATE_EVERY = 1.0
 WHOLE_GAME = 3000  # steps after which most games are over
 
 
-class Display:
-    """Draws the progress of all agents; `status.json` and `events.jsonl` tell programs."""
+@dataclass
+class Trend:
+    """How fast an agent is, and the last few different returns of its task."""
 
-    def __init__(
-        self, heartbeat: Heartbeat, folder: Path, hosts: list[str], rounds: int, verbosity: int
-    ) -> None:
-        self.heartbeat, self.folder, self.hosts = heartbeat, folder, hosts
-        self.rounds, self.verbosity = rounds, verbosity
+    since: float
+    steps: int = 0
+    rate: float | None = None  # steps per second
+    round: int = 0
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=6))
+
+    def follow(self, p: Progress, now: float) -> None:
+        """Take note of where the agent is now."""
+        if now - self.since < RATE_EVERY:
+            return
+        self.rate = (p.total_steps - self.steps) / (now - self.since)
+        self.since, self.steps = now, p.total_steps
+        if self.round != p.round:
+            self.round = p.round
+            self.returns.clear()
+        if isfinite(p.mean_return) and p.mean_return not in list(self.returns)[-1:]:
+            self.returns.append(p.mean_return)
+
+
+class Display:
+    """Shows the progress of all agents; `status.json` and `events.jsonl` tell programs."""
+
+    def __init__(self, world: World, plan: Plan, store: Store, verbosity: int) -> None:
+        self.heartbeat, self.folder, self.job = world.heartbeat, plan.folder, plan.job
+        self.hosts = [device.host for device in world.devices[: world.agents]]
+        self.rounds = len(plan.orders[0])
+        self.store, self.verbosity = store, verbosity
+        self.done_before = 0  # tasks that were over before this start of the run
         self._terminal = terminal() if verbosity >= 0 else None
-        self._drawn = 0
+        self._drawn = 0  # lines of the table on the terminal
         self._start = self._last_line = monotonic()
         self._last_status = 0.0
-        self._last_steps: dict[int, tuple[float, int]] = {}
-        self._rates: dict[int, float] = {}
-        self._returns: dict[int, deque[float]] = {}
-        self._rounds: dict[int, int] = {}
+        self._trends = [Trend(self._start) for _ in self.hosts]
         self._saved = self._mean_hns = nan
         self._note = ""
         self._warned: set[int] = set()
-        self.done_before = 0  # tasks that were over before this start of the run
 
     @property
     def _progress(self) -> list[Progress]:
@@ -65,15 +86,19 @@ class Display:
     def say(self, text: str) -> None:
         """A line that stays."""
         if self.verbosity >= 0:
-            self._erase()
             self._print(text)
 
-    def _print(self, text: str) -> None:
-        """Show something; where nobody reads any more, the run goes on in silence."""
+    def _print(self, text: str, lines: int = 0) -> None:
+        """Replace the table, if any, by a text, of which the next one replaces so many lines.
+
+        Where nobody reads any more, the run goes on in silence.
+        """
+        erase = f"\x1b[{self._drawn}A\x1b[J" if self._drawn else ""
         try:
             if nobody_reads():
                 raise BrokenPipeError("nobody reads what mpirun prints")
-            print(text, flush=True)
+            print(f"{erase}{text}", flush=True)
+            self._drawn = lines
         except OSError as error:
             logger.warning("output is closed (%s): going on without it", error)
             self.verbosity, self._terminal = -1, None
@@ -88,29 +113,18 @@ class Display:
     def refresh(self) -> None:
         """Called at every heartbeat of rank 0."""
         now = monotonic()
-        self._measure_rates(now)
+        for trend, p in zip(self._trends, self._progress, strict=True):
+            trend.follow(p, now)
         self._warn_of_silence()
         if now - self._last_status >= STATUS_EVERY:
             self._last_status = now
             self.write_status("running")
         if self._terminal:
-            self._draw()
+            lines = progress_lines(self.facts("running"), time())
+            self._print(coloured(lines, _width(self._terminal)), len(lines))
         elif now - self._last_line >= LINE_EVERY:
             self._last_line = now
             self.say(self._summary())
-
-    def _measure_rates(self, now: float) -> None:
-        """Steps per second, and the last few different returns of the task."""
-        for agent, p in enumerate(self._progress):
-            before, steps = self._last_steps.get(agent, (self._start, 0))
-            if now - before < 1.0:
-                continue
-            self._rates[agent] = (p.total_steps - steps) / (now - before)
-            self._last_steps[agent] = (now, p.total_steps)
-            if self._rounds.get(agent) != p.round:
-                self._rounds[agent], self._returns[agent] = p.round, deque(maxlen=6)
-            if isfinite(p.mean_return) and p.mean_return not in list(self._returns[agent])[-1:]:
-                self._returns[agent].append(p.mean_return)
 
     def _warn_of_silence(self) -> None:
         silent = self.heartbeat.silent()
@@ -118,25 +132,11 @@ class Display:
             if rank not in self._warned:
                 phase = self.heartbeat.progress[rank].phase
                 left = max(self.heartbeat.timeout - seconds, 0)
-                agent = rank < len(self.hosts)
-                who = f"agent {rank} ({self.hosts[rank]})" if agent else self.heartbeat.names[rank]
                 self.say(
-                    f"{who} has been silent for {seconds:.0f} s in "
+                    f"{self.heartbeat.names[rank]} has been silent for {seconds:.0f} s in "
                     f"{phase}; the job ends in {left:.0f} s unless it answers"
                 )
         self._warned = {rank for rank, _ in silent}
-
-    def _draw(self) -> None:
-        width = _width(self._terminal)
-        lines = progress_lines(self.facts("running"), time())
-        self._erase()
-        self._print("\n".join(line[: width - 1] for line in lines))
-        self._drawn = len(lines)
-
-    def _erase(self) -> None:
-        if self._drawn:
-            sys.stdout.write(f"\x1b[{self._drawn}A\x1b[J")
-            self._drawn = 0
 
     def _summary(self) -> str:
         parts = [
@@ -144,10 +144,9 @@ class Display:
             for agent, p in enumerate(self._progress[:8])
         ]
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
-        rates = sum(self._rates.values())
-        rounds = min(p.round for p in self._living)
         return (
-            f"round {rounds}/{self.rounds} · {' · '.join(parts)}{more} · {rates:.0f} steps/s"
+            f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
+            f" · {sum(trend.rate or 0 for trend in self._trends):.0f} steps/s"
             f" · {remaining(self._left())}"
         )
 
@@ -160,12 +159,12 @@ class Display:
             return nan
         return (monotonic() - self._start) * max(total - done, 0) / done
 
-    def round_done(self, round_: int, store: Store) -> None:
+    def round_done(self, round_: int) -> None:
         """Say what the exchange of a round moved."""
         self._saved = time()
         if not round_:
             return
-        ledger, tasks = store.table("exchange"), store.table("tasks")
+        ledger, tasks = self.store.table("exchange"), self.store.table("tasks")
         pairs = zip(tasks["task"], tasks["score"], strict=True)
         self._mean_hns = float(np.mean([human_normalised(t.decode(), s) for t, s in pairs]))
         here = ledger["round"] == round_
@@ -187,10 +186,12 @@ class Display:
     def facts(self, status: str) -> dict[str, Any]:
         """What status.json tells, and what the table is drawn from."""
         agents = [
-            {"agent": agent, "host": self.hosts[agent], "steps_per_second": self._rates.get(agent)}
+            {"agent": agent, "host": host, "steps_per_second": trend.rate}
             | {name: _json_value(value) for name, value in vars(p).items()}
-            | {"returns": list(self._returns.get(agent, ()))}
-            for agent, p in enumerate(self._progress)
+            | {"returns": list(trend.returns)}
+            for agent, (host, trend, p) in enumerate(
+                zip(self.hosts, self._trends, self._progress, strict=True)
+            )
         ]
         return {
             "status": status,
@@ -211,24 +212,40 @@ class Display:
         except StorageError as error:
             logger.warning("%s", error)  # only for programs that watch; the run goes on
 
-    def summarise(self, store: Store, steps: int, cap: int) -> None:
-        """The table of what was learnt from whom, and what to type next."""
-        self._erase()
-        tasks, ledger = store.table("tasks"), store.table("exchange")
+    def end(self, status: str, **facts: str) -> None:
+        """Let the small files say how the run ended."""
+        self.write_status(status)
+        self.event(status, **facts)
+
+    def summarise(self) -> None:
+        """The table of what was learnt from whom, and where the time went."""
+        tasks, ledger = self.store.table("tasks"), self.store.table("exchange")
+        cap = self.job.evaluation.max_steps
         for line in summary_lines(tasks, whole_games=cap >= WHOLE_GAME):
             self.say(line)
         if cap < WHOLE_GAME:
             words = f"evaluation episodes were cut after {cap} steps"
             self.say(f" No human-normalised scores: {words}.")
-        played, budget = int(tasks["env_steps"].sum()), steps * len(tasks["agent"])
+        played = int(tasks["env_steps"].sum())
+        saved = self.job.train.steps * len(tasks["agent"]) - played
         lessons = ledger["kind"] == b"lesson"
         count = int(lessons.sum())
         self.say(
-            f"\n{played:,} environment steps played, {budget - played:,} saved by lessons · "
+            f"\n{played:,} environment steps played, {saved:,} saved by lessons · "
             f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
             f"moved · {duration(monotonic() - self._start)}"
         )
         self.say(time_line(tasks))
+
+
+def coloured(lines: Sequence[str], width: int) -> str:
+    """The lines of a table for a terminal of that width."""
+    from rich.console import Console
+
+    console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
+    with console.capture() as shown:
+        console.print("\n".join(lines), markup=False, no_wrap=True, overflow="crop")
+    return shown.get().rstrip("\n")
 
 
 def summary_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
@@ -266,68 +283,67 @@ def _json_value(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _width(tty: str | None) -> int:
+def _width(tty: str) -> int:
     """Columns of the terminal the user looks at, which may be the launcher's."""
     try:
-        with open(tty or "", opener=lambda path, flags: os.open(path, flags | os.O_NOCTTY)) as file:
+        with open(tty, opener=lambda path, flags: os.open(path, flags | os.O_NOCTTY)) as file:
             return os.get_terminal_size(file.fileno()).columns or 80
     except OSError:
         return shutil.get_terminal_size().columns
 
 
 def greeting(
-    world: World, plan: Plan, devices: Sequence[Device], room: tuple[int, int], before: int
-) -> str:
-    """What runs, where, and what it costs: bytes of replay and rehearsal, earlier lessons."""
-    job, size, hosts = plan.job, world.agents, len(set(world.host_labels))
-    emulated = "emulated " * bool(job.emulate)
-    speeds = Counter(device.speed for device in devices if device.speed < 1)
+    world: World, plan: Plan, replay_bytes: int, rehearsal_bytes: int, before: int
+) -> Iterator[str]:
+    """What runs, where, what it costs, and what to know first; so many `before` are lessons."""
+    job, size, hosts = plan.job, world.agents, len({device.host for device in world.devices})
+    speeds = Counter(device.speed for device in world.devices if device.speed < 1)
     words = ", ".join(f"{count} at {speed:g}" for speed, count in sorted(speeds.items()))
     slow = f" ({words} of full speed)" if words else ""
+    servers = " and ".join(f"rank {k} on {world.hosts[k]}" for k in range(size, world.size))
     sharing = "no sharing"
     if plan.edges or before:
         sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
     sharing += f", {before} lessons of {job.share.lessons}" if before else ""
-    replay, rehearsal = (number / 1e6 for number in room)
-    return (
-        f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on "
-        f"{hosts} {emulated}host{'s' * (hosts > 1)}{slow}{_servers_named(world)} · {sharing} · "
-        f"seed {job.seed} · {len(plan.orders[0])} tasks × {job.train.steps:,} steps · "
-        f"replay {replay:.0f} MB and rehearsal {rehearsal:.0f} MB per agent · {plan.folder}"
+    yield (
+        f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on {hosts} "
+        f"{'emulated ' * bool(job.emulate)}host{'s' * (hosts > 1)}{slow}"
+        f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
+        f"seed {job.seed} · {len(plan.orders[0])} tasks × {job.train.steps:,} steps · replay "
+        f"{replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent · "
+        f"{plan.folder}"
     )
-
-
-def remarks(world: World, plan: Plan, request: Request) -> Iterator[str]:
-    """What a user may want to know before the run goes on."""
-    job, size, file = plan.job, world.agents, request.job_file
     if world.launcher is None:
-        job_flag = f" --job {shlex.quote(file)}" if file else ""
         yield (
             f"One agent (agent {world.agent}), no sharing; five that share: "
-            f"mpirun -np 5 canal-mpi train{job_flag}"
+            "mpirun -np 5 canal-mpi train with the same options"
         )
     if "none" not in (job.share.policy, job.share.topology):
         yield from (f"warning: {words}" for words in warnings(set(plan.edges), size))
-    yield from (f"warning: {words}" for words in crowded(job, world.host_info[:size]))
+
+
+def train_command(world: World, options: str) -> str:
+    """The command that starts as many agents and env servers as there are now."""
+    mpirun = f"mpirun -np {world.size} " if world.launcher else ""
+    servers = world.size - world.agents
+    return f"{mpirun}canal-mpi train {options}{f' --env-servers {servers}' if servers else ''}"
 
 
 def resume_command(world: World, folder: Path) -> str:
     """What resumes this run."""
-    words = shlex.quote(short_path(folder))
-    return f"{_launched(world)}canal-mpi train --resume {words}{_server_options(world)}"
+    return train_command(world, f"--resume {shlex.quote(short_path(folder))}")
 
 
 def next_steps(world: World, plan: Plan) -> str:
     """Where the results are, and what one may do with them."""
-    folder, options, sharing = short_path(plan.folder), _server_options(world), bool(plan.edges)
-    again = f"canal-mpi train --job {shlex.quote(f'{folder}/job.toml')}{options}"
-    many = max(5, world.size) if options else 5
-    five = f"mpirun -np {many} {again} --share exact"
-    other = f"{_launched(world)}{again} --share none" if sharing else five
+    folder = short_path(plan.folder)
+    again = f"--job {shlex.quote(f'{folder}/job.toml')} --share"
+    other = f"mpirun -np 5 canal-mpi train {again} exact   (five that share)"
+    if plan.edges:
+        other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
     return (
         f"Results: {folder}/run.h5\nNext:\n"
-        f"  canal-mpi report {shlex.quote(folder)}   (one page about this run)\n"
-        f"  {other}   ({'the same without sharing' if sharing else 'five that share'})"
+        f"  canal-mpi report {shlex.quote(folder)}   (one page about this run)\n  {other}"
     )
 
 
@@ -335,20 +351,3 @@ def short_path(path: Path) -> str:
     """A path as one would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
-
-
-def _launched(world: World) -> str:
-    """What this program was started with, in front of its own name."""
-    return f"mpirun -np {world.size} " if world.launcher else ""
-
-
-def _server_options(world: World) -> str:
-    """The options that put env servers where they are now."""
-    return "".join(f" --env-server-rank {rank}" for rank in world.ranks[world.agents :])
-
-
-def _servers_named(world: World) -> str:
-    """Where the environments run, if not with the agents."""
-    names = [name.removesuffix(" (env server)") for name in world.heartbeat.names]
-    there = " and ".join(names[world.agents :])
-    return f" · environments on {there}" if there else ""

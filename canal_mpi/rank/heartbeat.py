@@ -24,7 +24,7 @@ class Heartbeat:
     """Sends this rank's progress, listens for the others', and ends a wait that has no end.
 
     Stop requests ride on heartbeats: ranks ask, rank 0 decides. `stop_requested` names the signal
-    that this process got, if any.
+    that this process got, if any; `on_alive` hears twice a second what this rank is doing.
     """
 
     def __init__(
@@ -32,8 +32,9 @@ class Heartbeat:
         comm: "MPI.Intracomm | None",
         timeout: float,
         stop_requested: Callable[[], str] = lambda: "",
+        on_alive: Callable[[str], None] = lambda doing: None,
     ) -> None:
-        self.timeout, self._stop_requested = timeout, stop_requested
+        self.timeout, self._stop_requested, self._on_alive = timeout, stop_requested, on_alive
         self.size = comm.Get_size() if comm else 1
         self.names = [f"rank {rank}" for rank in range(self.size)]
         self.progress = [Progress() for _ in range(self.size)]
@@ -50,7 +51,7 @@ class Heartbeat:
             self.progress[rank] = replace(self.progress[rank], phase="died")
         self._sent: dict[int, tuple[Any, bytes]] = {}
         self._past.append(self._sent)
-        self._next = 0.0
+        self._next, self._phase = 0.0, ""
         self.stopping = False  # whether the run stops, at the next step of every rank
         self.silence = ""  # who has been silent for too long, if that is why
         self.may_stop, self.end_by = False, inf
@@ -77,11 +78,13 @@ class Heartbeat:
         """Called at every step: answers other agents, and twice a second tells how far it is."""
         self._poll()
         now = monotonic()
-        if now < self._next:
+        if now < self._next and progress.phase == self._phase:
             return
+        self._phase = progress.phase
         progress.waits_for = waits_for
         self._next = now + EVERY
         self.progress[self.rank] = progress
+        self._on_alive(f"{progress.phase} {progress.task}".rstrip())
         self._decide(now)
         stop = self.stopping if self.is_root else bool(self.stop_reason)
         for peer in self.heard:

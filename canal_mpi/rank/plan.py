@@ -1,7 +1,6 @@
 """What rank 0 works out before anything starts, and sends to the others."""
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +28,6 @@ class Request:
     force: bool = False
     agent: int | None = None
     env_servers: int = 0
-    env_server_ranks: tuple[int, ...] = ()
     verbosity: int = 0
     resume: str | None = None
     max_time: float | None = None  # seconds
@@ -162,25 +160,15 @@ def _check_sync(plan: Plan) -> None:
                 )
 
 
-def env_servers(request: Request, size: int) -> list[int]:
-    """The ranks that run environments: those that were named, or the last ones."""
-    ranks = request.env_server_ranks
-    number = request.env_servers
+def check_env_servers(number: int, size: int) -> None:
+    """UsageError where a world of this size can't give so many ranks to environments."""
     if number < 0:
         raise UsageError(f"--env-servers {number}: expected 0 or more.")
-    if ranks and number not in (0, len(ranks)):
-        raise UsageError(f"--env-servers {number}, but --env-server-rank names {len(ranks)}.")
-    found = sorted(set(ranks)) or list(range(size - number, size))
-    world = f"the world has {size} rank{'s' * (size > 1)}"
-    odd = [rank for rank in ranks if not 0 <= rank < size]
-    if odd:
-        raise UsageError(f"--env-server-rank {odd[0]} does not exist: {world}, counted from 0.")
-    if len(found) >= size:
+    if number and number >= size:
         raise UsageError(
-            f"--env-servers {len(found)} leaves no rank for an agent: {world}; start more with "
-            "mpirun -np."
+            f"--env-servers {number} leaves no rank for an agent: the world has {size} "
+            f"rank{'s' * (size > 1)}; start more with mpirun -np."
         )
-    return found
 
 
 def _first_agent(request: Request, size: int) -> int:
@@ -219,16 +207,3 @@ def check_equal_envs(job: Job, hosts: Sequence[str]) -> None:
             "agents that share inside a task (sync, row_exchange) need the same number of "
             f"environments; the rules for hosts give {words}."
         )
-
-
-def crowded(job: Job, host_info: Sequence[Mapping[str, str]]) -> list[str]:
-    """A warning for every host whose ranks have more threads than it has cores."""
-    cores = {info["host"]: int(info["cores"]) for info in host_info}
-    ranks = Counter(info["host"] for info in host_info)
-    wanted = {host: count * on_host(job, host).learn.threads for host, count in ranks.items()}
-    return [
-        f"{host} has {cores[host]} cores for {number} compute threads: "
-        "learn.threads = 1 is faster where cores are short."
-        for host, number in wanted.items()
-        if number > cores[host] and on_host(job, host).learn.threads > 1
-    ]

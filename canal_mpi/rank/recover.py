@@ -45,7 +45,7 @@ def shrink(world: World, faults: Sequence[Fault], hint: str) -> list[Fault]:
     """Go on with the living alone; all faults so far, with what was heard last of the dead."""
     last = list(world.heartbeat.progress)
     world.shrink()
-    known = {*world.alive, *(world.ranks.index(fault["rank"]) for fault in faults)}
+    known = {*world.alive, *(fault["rank"] for fault in faults)}
     new = [_fault(world, last[rank], rank) for rank in range(world.size) if rank not in known]
     all_faults: list[Fault] = world.from_root(lambda: [*faults, *new])
     if world.root >= world.agents:
@@ -63,7 +63,7 @@ def _fault(world: World, last: Progress, rank: int) -> Fault:
         "round": last.round,
         "task": last.task,
         "phase": last.phase,
-        "rank": world.ranks[rank],
+        "rank": rank,
         "host": world.hosts[rank],
         "time": time(),
         "lost": "",

@@ -19,6 +19,7 @@ from canal_mpi.results.checkpoint import Found, Mark, folder_of, survey, tidy
 from canal_mpi.results.files import (
     RunDirectory,
     check_image,
+    checked_image,
     parse_arrays,
     parse_attributes,
     read_bytes,
@@ -111,9 +112,7 @@ def _report(folder: Path) -> dict[str, Any]:
     dead = [agent for agent in deaths if agent >= 0]  # not env servers
     here = {"files": [asdict(one) for one in found], "damaged": damaged, "dead": dead}
     try:
-        data = read_bytes(folder / "run.h5")
-        check_image(data, "run.h5")
-        about = parse_attributes(data, "run.h5")
+        about = parse_attributes(checked_image(folder / "run.h5"), "run.h5")
         facts = [about["run_id"], about["job"], int(about["agents"]), int(about["first_agent"])]
         return here | {"run": facts, "finished": about["status"] == "finished"}
     except (StorageError, DamagedData, KeyError):
@@ -179,11 +178,11 @@ def _newest_common(
     return max(common), marks, holders
 
 
-def resumed_plan(request: Request, point: ResumePoint, folder: Path, hosts: Sequence[str]) -> Plan:
+def resumed_plan(request: Request, point: ResumePoint, hosts: Sequence[str]) -> Plan:
     """The plan of the run as it was, with the changes that are allowed; on rank 0 only."""
     from canal_mpi import envs
 
-    size = len(hosts)
+    folder, size = Path(request.resume or "").absolute(), len(hosts)
     if size != point.agents:
         start = f"mpirun -np {point.agents} " if point.agents > 1 else ""
         raise RanksDiffer(
@@ -235,10 +234,10 @@ def send_checkpoints(world: World, folder: Path, point: ResumePoint) -> bytes:
         path = folder_of(folder, agent) / mark.file
         if world.hosts[rank] == world.hosts[holder]:
             data = read_bytes(path) if agent == mine else data
-        elif world.rank == holder and world.polled is not None:
+        elif world.rank == holder:
             world.polled.post(read_bytes(path), rank, Tag.FILE)
             world.polled.settle("sending a checkpoint")
-        elif agent == mine and world.polled is not None:
+        elif agent == mine:
             data = bytes(
                 world.polled.collect(holder, Tag.FILE, FILE_LIMIT, "receiving a checkpoint")
             )

@@ -98,16 +98,14 @@ class Shutdown:
         self.code = Stopped.code
         self._mark: Callable[[str, str], None] = lambda status, why: None
 
-    def allow(
-        self, command: str, limit: float | None, mark: Callable[[str, str], None] | None
-    ) -> None:
+    def allow(self, command: str, limit: float | None, mark: Callable[[str, str], None]) -> None:
         """From here on the run may be stopped; after `limit` seconds it will be.
 
         `mark(status, why)` writes into the files of the run that it is not over.
         """
         if self.code == Stopped.code:
             self.hint = f" To go on: {command}"
-        self._mark = mark or self._mark
+        self._mark = mark
         self.world.heartbeat.allow_stop(inf if limit is None else STARTED + limit)
         stop_signals.defer(self._on_urgent)
 
@@ -143,7 +141,7 @@ class Shutdown:
             if not world.has_failed(error):
                 raise  # else: somebody died after it had saved
         if world.is_root:
-            self._mark("stopped", heartbeat.stop_reason)
+            self._mark_files("stopped", heartbeat.stop_reason)
             print_error(f"stopped: {heartbeat.stop_reason}; everything is saved.{self.hint}")
         (world.abort if world.failed else world.stop)(self.code)
         return self.code
@@ -155,8 +153,14 @@ class Shutdown:
             heartbeat.beat(heartbeat.mine)
             sleep(0.05)
         if self.world.is_root:
-            self._mark("failed", heartbeat.silence)
+            self._mark_files("failed", heartbeat.silence)
         return self.fail(f"{heartbeat.silence}. The others saved.", ProtocolError.code)
+
+    def _mark_files(self, status: str, why: str) -> None:
+        try:
+            self._mark(status, why)
+        except (StorageError, OSError) as error:
+            logger.warning("%s", error)
 
     def end_together(self, error: CommonError) -> int:
         """Every rank knows what is wrong; rank 0 says it before the first of the others leaves."""

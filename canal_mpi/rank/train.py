@@ -21,11 +21,11 @@ from canal_mpi.interfaces import Key, Progress
 from canal_mpi.launcher import Throttle
 from canal_mpi.rank import build, recover, resume
 from canal_mpi.rank.collect import Collector
-from canal_mpi.rank.display import Display, greeting, next_steps, remarks, resume_command
-from canal_mpi.rank.plan import Device, Plan, Request, devices, env_servers, make_plan
+from canal_mpi.rank.display import Display, greeting, next_steps, resume_command
+from canal_mpi.rank.plan import Plan, Request, check_env_servers, devices, make_plan
 from canal_mpi.rank.resume import ResumePoint
 from canal_mpi.rank.shutdown import Shutdown, print_error, run_guarded, stop_signals
-from canal_mpi.rank.world import World
+from canal_mpi.rank.world import World, mpi_library
 from canal_mpi.results.checkpoint import Checkpoints
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.results.progress import events
@@ -44,33 +44,31 @@ def _train(request: Request, shutdown: Shutdown) -> None:
     """Everything a user can get wrong is found before the first environment is made."""
     world = shutdown.world
     world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
-    world.assign_env_servers(world.from_root(lambda: env_servers(request, world.size)))
+    world.run_on_all(lambda: check_env_servers(request.env_servers, world.size))
+    world.assign_env_servers(request.env_servers)
     if request.ft:
         world.run_on_all(lambda: recover.check_ft(world.launcher))
     directory, point = resume.open_run(world, request) if request.resume else (None, None)
-    plan = Plan.from_dict(world.from_root(lambda: _plan(world, request, point, directory)))
+    plan = Plan.from_dict(world.from_root(lambda: _plan(world, request, point)))
     if point and point.nothing_is_left(plan):
         if world.is_root:
             print(f"{plan.folder} is finished; more rounds or tasks would go on with it.")
         world.finish()
         return
     world.agent = plan.first_agent + world.rank
-    played = devices(plan.job, world.hosts)
-    world.host_labels = [device.host for device in played]
-    world.heartbeat.timeout = plan.job.timeout
+    world.devices = devices(plan.job, world.hosts)
+    world.set_timeout(plan.job.timeout)
     directory = directory or RunDirectory(plan.folder)
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
     log_file = world.run_on_all(lambda: _open_log(world, plan.folder, request.verbosity > 0))
-    TrainingRun(shutdown, request, plan, point, played, log_file).run()
+    TrainingRun(shutdown, request, plan, point, log_file).run()
 
 
-def _plan(
-    world: World, request: Request, point: ResumePoint | None, directory: RunDirectory | None
-) -> dict[str, Any]:
+def _plan(world: World, request: Request, point: ResumePoint | None) -> dict[str, Any]:
     hosts = world.hosts[: world.agents]
-    if point is None or directory is None:
+    if point is None:
         return make_plan(request, hosts, world.size).to_dict()
-    return resume.resumed_plan(request, point, directory.path, hosts).to_dict()
+    return resume.resumed_plan(request, point, hosts).to_dict()
 
 
 def _prepare_folder(
@@ -93,7 +91,7 @@ def _open_log(world: World, folder: Path, verbose: bool) -> Path:
     """On every host, the logs of its own ranks."""
     role, number = "agent", world.agent
     if world.is_env_server:
-        role, number = "env-server", world.ranks[world.rank]
+        role, number = "env-server", world.rank
     path = folder / "logs" / f"{role}-{number}.log"
     try:
         log_to_file(path, verbose)
@@ -112,19 +110,15 @@ class TrainingRun:
         request: Request,
         plan: Plan,
         point: ResumePoint | None,
-        played: list[Device],
         log_file: Path,
     ) -> None:
         self.shutdown, self.world, self.request = shutdown, shutdown.world, request
-        self.plan, self.point, self.devices, self.log_file = plan, point, played, log_file
-        self.speed = played[self.world.rank].speed
+        self.plan, self.point, self.log_file = plan, point, log_file
+        self.job = on_host(plan.job, self.world.device.host)
         self.faults: list[recover.Fault] = []  # ranks that died
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
-        self.store: Store | None = None
-        self.view: Display | None = None
-        if self.world.is_root:
-            self._open_results()
+        self.display = self._open_results() if self.world.is_root else None
 
     def run(self) -> None:
         """Do this rank's work; with --ft again, in a smaller world, when others die."""
@@ -143,15 +137,18 @@ class TrainingRun:
                 if not world.has_failed(error):
                     raise
                 died = True
-        self._close_results()
+        if self.display:
+            self.display.end(self.display.store.end)
+            self.display.summarise()
+            self.display.say(next_steps(world, self.plan))
 
     def _learn(self) -> None:
-        """An agent's work."""
+        """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
         world = self.world
         agent, link, sink = world.run_on_all(self._build)
         earlier = build.offer_earlier_lessons(world, self.plan, link, agent)
-        if self.view and not self.faults:
-            self._greet(self.view, agent, earlier)
+        if self.display and not self.faults:
+            self._greet(self.display, agent, earlier)
         world.heartbeat.attach(poll=link.poll, on_beat=partial(self._on_beat, sink))
         world.keep_alive(link.transport, agent.envs)
         self._restore(agent, link, sink)
@@ -170,8 +167,9 @@ class TrainingRun:
             f"the env server ({world.place}) was killed or left without a word; without it no "
             f"agent can play. What was saved is safe in {folder}."
         )
-        job, log_file = self.plan.job, self.log_file
-        server = world.run_on_all(lambda: build.make_env_server(world, job, log_file, self.speed))
+        server = world.run_on_all(
+            lambda: build.make_env_server(world, self.plan.job, self.log_file)
+        )
         if self.point and self.point.round:
             resume.send_checkpoints(world, folder, self.point)
         stop_signals.defer()  # a signal only asks here too: agents have to save
@@ -195,24 +193,22 @@ class TrainingRun:
 
     def _build(self) -> tuple[Agent, Exchange, Collector]:
         """This rank's agent, its link and its sink."""
-        plan, world = self.plan, self.world
-        job, free = on_host(plan.job, world.host_labels[world.rank]), plan.job.share.free
-        sink = Collector(world, plan.folder, self.store, self.view, free, self._known)
-        packs, new_link = build.should_compress(world, plan), build.make_link(world, plan)
+        plan, world, job = self.plan, self.world, self.job
+        sink = Collector(world, plan.folder, self.display, job.share.free, self._known)
         remote = world.agents < world.size
         try:
             agent = build.make_agent(
                 job,
                 world.agent,
                 plan.orders[world.rank],
-                new_link,
+                build.make_link(world, plan),
                 sink,
                 self._beat,
                 partial(plan.peers, world.agent),
-                packs,
+                build.should_compress(world, plan),
                 self._checkpoints(),
                 partial(build.make_remote_envs, world) if remote else env_maker,
-                Throttle(self.speed).tick,
+                Throttle(world.device.speed).tick,
             )
         except MemoryError as error:
             raise UsageError(
@@ -226,19 +222,18 @@ class TrainingRun:
     def _describe(self, sink: Collector, learner: Any) -> None:
         """The agent's row of /agents; a warning where it falls back to the CPU."""
         world, device = self.world, str(getattr(learner, "device", ""))
-        wanted = on_host(self.plan.job, world.host_labels[world.rank]).learn
         sink.add(
             "agents",
             agent=world.agent,
-            rank=world.ranks[world.rank],
-            host=world.host_labels[world.rank],
+            rank=world.rank,
+            host=world.device.host,
             machine=world.host_info[world.rank]["machine"],
             device=device or "cpu",
-            threads=wanted.threads,
+            threads=self.job.learn.threads,
             role="agent",
-            speed=self.speed,
+            speed=world.device.speed,
         )
-        if device == "cpu" and wanted.device == "auto" and world.speaks_for_host():
+        if device == "cpu" and self.job.learn.device == "auto" and world.speaks_for_host():
             print_error(f"warning: {world.host} computes on its CPU; its log says why.")
 
     def _checkpoints(self) -> Checkpoints:
@@ -261,23 +256,25 @@ class TrainingRun:
     def _restore(self, agent: Agent, link: Exchange, sink: Collector) -> None:
         """Put a resumed agent where its checkpoint was taken; tell of ranks that died."""
         world, point, held = self.world, self.point, set[Key]()
-        if not (point and point.round):
+        resumed = bool(point and point.round)
+        if point and resumed:
+            world.run_on_all(lambda: self._load_checkpoint(agent, point), world.agents)
+            if self.faults or self.plan.job.share.free:
+                held = recover.resync_offers(world, link)
+        if self.faults:
             self._log_deaths(sink, held)
+        if resumed:
+            sink.rebuild()
+        else:
             sink.flush(0)
-            return
-        world.run_on_all(lambda: self._load_checkpoint(agent, point), world.agents)
-        if self.faults or self.plan.job.share.free:
-            held = recover.resync_offers(world, link)
-        self._log_deaths(sink, held)
-        sink.rebuild()
 
     def _load_checkpoint(self, agent: Agent, point: ResumePoint) -> None:
         state = resume.fetch_checkpoint(self.world, self.plan.folder, point)
         resume.check_num_envs(state, agent.job.train.num_envs, agent.number, self.world.host)
         restore(agent, state)
         agent.record.progress.total_steps = 0  # steps per second count from here
-        if self.view:
-            self.view.done_before = (point.round - 1) * len(point.marks)
+        if self.display:
+            self.display.done_before = (point.round - 1) * len(point.marks)
         logger.info("resumed in round %d from %s", point.round, point.marks)
 
     def _beat(self, progress: Progress) -> None:
@@ -301,42 +298,40 @@ class TrainingRun:
 
     def _on_beat(self, sink: Collector) -> None:
         """Twice a second."""
-        if self.view:
-            self.view.refresh()
-        if self.view or self.world.ft:
+        if self.display:
+            self.display.refresh()
+        if self.display or self.world.ft:
             sink.write_arrived()
 
     def _recover(self) -> None:
         """Shrink the world to the living, and go back to what all of them have saved."""
         world, plan = self.world, self.plan
         self.faults[:] = recover.shrink(world, self.faults, self.shutdown.hint)
+        self.shutdown.cannot_resume()
         self.plan = replace(plan, edges=recover.remaining_edges(world, plan))
         self.point = resume.go_back(world, self.plan)
         resume.clean_up(world, plan.folder, self.point)
-        if world.is_root and not self.store:  # who wrote the results is gone
+        if world.is_root and not self.display:  # who wrote the results is gone
             RunDirectory(plan.folder).reopen()
-            self._open_results()
-        if self.store:
-            self.store.clear()
+            self.display = self._open_results()
+        if self.display:
+            self.display.store.clear()
 
     def _log_deaths(self, sink: Collector, held: set[Key]) -> None:
         """Say who died and what was lost, once."""
         for fault in self.faults:
             recover.note_lost(fault, sink.finished(fault["agent"]), held)
-            if self.view and not fault["reported"] and self.point:
+            if self.display and not fault["reported"] and self.point:
                 facts = {name: value for name, value in fault.items() if name != "reported"}
-                self.view.event("death", **facts)
-                self.view.say(
+                self.display.event("death", **facts)
+                self.display.say(
                     f"{fault['role']} (rank {fault['rank']} on {fault['host']}) died in round "
                     f"{fault['round']}; the others go on from round {max(self.point.round, 1)}"
                 )
             fault["reported"] = True
-        if self.faults:
-            self.shutdown.cannot_resume()
 
-    def _open_results(self) -> None:
-        plan, world = self.plan, self.world
-        before = sum(event.get("event") == "resume" for event in events(plan.folder))
+    def _open_results(self) -> Display:
+        plan, resumed = self.plan, bool(self.request.resume)
         info = RunInfo(
             plan.run_id,
             plan.job.seed,
@@ -345,53 +340,33 @@ class TrainingRun:
             plan.first_agent,
             plan.orders,
             plan.edges,
-            library_versions(world.comm),
-            resumes=before + bool(self.request.resume),
+            library_versions(self.world),
+            resumes=resumed + sum(e.get("event") == "resume" for e in events(plan.folder)),
             faults=self.faults,
         )
-        self.store = Store(plan.folder / "run.h5", info)
-        hosts, rounds = world.host_labels[: world.agents], len(plan.orders[0])
-        self.view = Display(world.heartbeat, plan.folder, hosts, rounds, self.request.verbosity)
+        store = Store(plan.folder / "run.h5", info)
+        return Display(self.world, plan, store, self.request.verbosity)
 
-    def _greet(self, view: Display, agent: Agent, earlier: int) -> None:
+    def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""
         world, plan = self.world, self.plan
-        room = (agent.replay.nbytes, agent.rehearsal.nbytes)
-        view.say(greeting(world, plan, self.devices, room, earlier))
-        for line in remarks(world, plan, self.request):
-            view.say(line)
+        for line in greeting(world, plan, agent.replay.nbytes, agent.rehearsal.nbytes, earlier):
+            display.say(line)
         if self.point:
-            view.say(f"Resumed in round {max(self.point.round, 1)}.")
+            display.say(f"Resumed in round {max(self.point.round, 1)}.")
         kind, job = "resume" if self.point else "start", plan.job
-        view.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=world.host_labels)
+        hosts = [device.host for device in world.devices]
+        display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts)
 
     def _mark(self, status: str, why: str) -> None:
         """Let the files say that the run is not over, and why."""
-        assert self.store and self.view
-        try:
-            self.store.write(status)
-            self.view.write_status(status)
-            self.view.event(status, why=why)
-        except (StorageError, OSError) as error:
-            logger.warning("%s", error)
-
-    def _close_results(self) -> None:
-        if not (self.store and self.view):
-            return
-        self.store.write(self.store.end)
-        self.view.write_status(self.store.end)
-        self.view.event(self.store.end)
-        job = self.plan.job
-        self.view.summarise(self.store, job.train.steps, job.evaluation.max_steps)
-        self.view.say(next_steps(self.world, self.plan))
+        if self.display:
+            self.display.store.write(status)
+            self.display.end(status, why=why)
 
 
-def library_versions(comm: Any) -> dict[str, str]:
+def library_versions(world: World) -> dict[str, str]:
     """Versions of everything that results may depend on."""
     found = {name: version(name) for name in LIBRARIES}
     found |= {"canal-mpi": canal_mpi.__version__, "python": platform.python_version()}
-    if comm is not None:
-        from mpi4py import MPI
-
-        found["mpi"] = MPI.Get_library_version().splitlines()[0].strip("\0 ")
-    return found
+    return found | ({"mpi": mpi_library()} if world.comm else {})

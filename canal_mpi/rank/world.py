@@ -17,12 +17,13 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import canal_mpi
-from canal_mpi.errors import CanalError, RanksDiffer
+from canal_mpi.errors import CanalError, ProtocolError, RanksDiffer
 from canal_mpi.launcher import Launcher, detect
 from canal_mpi.membuf.wire import WIRE_VERSION
 from canal_mpi.rank.death_reporter import start_reporter
 from canal_mpi.rank.heartbeat import Heartbeat
-from canal_mpi.rank.shutdown import CommonError, stop_signals
+from canal_mpi.rank.plan import Device
+from canal_mpi.rank.shutdown import GRACE, CommonError, stop_signals
 from canal_mpi.results.store import ROWS_LIMIT
 from canal_mpi.topology import Tag
 
@@ -36,6 +37,13 @@ T = TypeVar("T")
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
 SLACK = 10.0  # seconds
+PHASES = {
+    Tag.CONTROL: "the start",
+    Tag.ROWS: "the gathering",
+    Tag.HISTORY: "the gathering",
+    Tag.STOP: "the stop",
+    Tag.END: "the end",
+}
 COMPARED = ("canal-mpi", "code", "wire format", "command line")  # the same on every rank
 
 
@@ -48,16 +56,18 @@ class World:
         self.rank = comm.Get_rank() if comm else launcher.rank if launcher else 0
         self.size = comm.Get_size() if comm else self.rank + 1
         self.alive = list(range(self.size))
-        self.ranks = list(range(self.size))  # the launcher's number of each rank
         self.agents, self.agents_comm = self.size, comm  # ranks behind the agents run environments
         self.agent = self.rank
         self.hosts = [self.host]
-        self.host_labels = [self.host]  # as results call the hosts: emulated ones, or `hosts`
+        self.devices = [Device(self.host)] * self.size  # the hosts as results call them
         self.host_info: Sequence[dict[str, str]] = []
         self.ft = self.failed = False  # whether deaths are survived, and one was noticed
-        self.heartbeat = Heartbeat(comm, START_TIMEOUT, lambda: stop_signals.asked)
-        self.polled = self._polled(comm)
+        self.heartbeat = Heartbeat(
+            comm, START_TIMEOUT, lambda: stop_signals.asked, self.death_reporter.alive
+        )
+        self._polled: PolledComm | None = None
         self._kept: list[object] = []
+        signal.signal(signal.SIGUSR2, self._on_hang)
 
     @classmethod
     def open(cls) -> "World":
@@ -65,12 +75,15 @@ class World:
         launcher = detect()
         return cls(launcher, open_mpi(launcher) if launcher else None)
 
-    def _polled(self, comm: "MPI.Intracomm | None") -> "PolledComm | None":
-        if comm is None:
-            return None
-        from canal_mpi.topology.transport import PolledComm
+    @property
+    def polled(self) -> "PolledComm":
+        """Messages to other ranks; a world of one rank has none to send."""
+        if self._polled is None:
+            from canal_mpi.topology.transport import PolledComm
 
-        return PolledComm(comm, self.heartbeat.idle)
+            assert self.comm is not None
+            self._polled = PolledComm(self.comm, self.heartbeat.idle)
+        return self._polled
 
     @property
     def root(self) -> int:
@@ -95,7 +108,12 @@ class World:
     @property
     def place(self) -> str:
         """This rank as a user knows it."""
-        return f"rank {self.ranks[self.rank]} on {self.host}"
+        return f"rank {self.rank} on {self.host}"
+
+    @property
+    def device(self) -> Device:
+        """The host that this rank runs on or emulates."""
+        return self.devices[self.rank]
 
     def describe(self) -> str:
         """This rank and what it is doing, for a message."""
@@ -126,62 +144,49 @@ class World:
         }
         self.host_info = self.broadcast_json(list(self.gather_json(mine).values()))
         self.hosts = [info["host"] for info in self.host_info]
+        self.devices = [Device(host) for host in self.hosts]
         self.heartbeat.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
-        first = self.host_info[0]
+        names, first = self.heartbeat.names, self.host_info[0]
         for key in COMPARED:
-            for rank, other in enumerate(self.host_info):
+            for name, other in zip(names, self.host_info, strict=True):
                 if other[key] != first[key]:
                     raise CommonError(
-                        f"the ranks differ in {key}: rank 0 on {self.hosts[0]} has "
-                        f"'{first[key]}', rank {rank} on {self.hosts[rank]} has "
+                        f"the ranks differ in {key}: {names[0]} has '{first[key]}', {name} has "
                         f"'{other[key]}'; start every rank with the same code and command.",
                         RanksDiffer.code,
                     )
 
-    def assign_env_servers(self, servers: Sequence[int]) -> None:
-        """Number the ranks anew: agents from 0, as if they were alone, env servers behind them."""
-        if not servers or self.comm is None:
+    def assign_env_servers(self, number: int) -> None:
+        """Let the last ranks run environments and no agents."""
+        if not number or self.comm is None:
             return
         from mpi4py import MPI
 
-        self.agents = self.size - len(servers)
-        self.ranks = [r for r in range(self.size) if r not in servers] + list(servers)
-        self.host_info = [self.host_info[rank] for rank in self.ranks]
-        self.hosts = [self.hosts[rank] for rank in self.ranks]
-        self.comm = MPI.Intracomm(self.comm.Split(0, self.ranks.index(self.rank)))
-        self.rank = self.comm.Get_rank()
+        self.agents = self.size - number
         self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
-        self.heartbeat.restart(self.comm, self.alive)
-        self.heartbeat.names = [
-            f"rank {rank} on {host}" + " (env server)" * (k >= self.agents)
-            for k, (rank, host) in enumerate(zip(self.ranks, self.hosts, strict=True))
-        ]
-        self.polled = self._polled(self.comm)
+        for rank in range(self.agents, self.size):
+            self.heartbeat.names[rank] += " (env server)"
 
-    def broadcast(self, data: bytes, among: int = 0) -> bytes:
+    def broadcast(self, data: bytes, among: int = 0, tag: Tag = Tag.CONTROL) -> bytes:
         """The root's bytes, on every rank, or on the first `among`."""
-        if self.polled is None:
-            return data
         if not self.is_root:
-            return bytes(self.polled.collect(self.root, Tag.CONTROL, ROWS_LIMIT, "the start"))
+            return bytes(self.polled.collect(self.root, tag, ROWS_LIMIT, PHASES[tag]))
         for peer in self._others(among):
-            self.polled.post(data, peer, Tag.CONTROL)
-        self.polled.settle("the start")
+            self.polled.post(data, peer, tag)
+        if self.comm is not None:
+            self.polled.settle(PHASES[tag])
         return data
 
     def gather(
-        self, data: bytes, tag: int = Tag.CONTROL, limit: int = WORDS_LIMIT, among: int = 0
+        self, data: bytes, tag: Tag = Tag.CONTROL, limit: int = WORDS_LIMIT, among: int = 0
     ) -> dict[int, bytes]:
         """Everybody's bytes by rank (or those of the first `among`), on the root alone."""
-        if self.polled is None:
-            return {self.rank: data}
         if not self.is_root:
-            self.polled.settle("the gathering")  # what was posted before
             self.polled.post(data, self.root, tag)
             return {}
         found = {self.rank: data}
         for peer in self._others(among):
-            found[peer] = bytes(self.polled.collect(peer, tag, limit, "the gathering"))
+            found[peer] = bytes(self.polled.collect(peer, tag, limit, PHASES[tag]))
         return found
 
     def gather_json(self, value: Any, among: int = 0) -> dict[int, Any]:
@@ -215,6 +220,11 @@ class World:
         """What the root works out (it alone may have the files), on every rank; plain JSON."""
         return self.broadcast_json(self.run_on_all(lambda: step() if self.is_root else None))
 
+    def set_timeout(self, seconds: float) -> None:
+        """A rank that is silent for so long ends the job; the others may save first."""
+        self.heartbeat.timeout = seconds
+        self.death_reporter.set_limit(seconds + (GRACE if self.size > 1 else 0))
+
     def has_failed(self, error: BaseException) -> bool:
         """Whether an error tells of a death that the run survives."""
         chain = (error, error.__cause__)
@@ -230,54 +240,51 @@ class World:
         from canal_mpi.topology.transport import shrunk, split
 
         assert self.comm is not None
-        self.keep_alive(self.polled, self.comm, self.agents_comm)
+        self.keep_alive(self._polled, self.comm, self.agents_comm)
+        self._polled = None
         self.heartbeat.detach()
         seconds = self.heartbeat.timeout + SLACK  # a living rank may be silent for so long
         self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm, seconds)
         self.alive, self.agents_comm = list(comm.numbers), None
         self.heartbeat.restart(comm, self.alive)
-        self.polled = self._polled(comm)
         self.agents_comm = split(comm, self.agents, seconds)
         self.failed = False
 
     def all_stopped(self) -> None:
-        """Wait until every rank has stopped; what else was on its way is left lying."""
-        if self.polled is not None and not self.is_root:
-            self.polled.post(b"", self.root, Tag.STOP)
-        elif self.polled is not None:
-            for peer in self._others(self.agents):  # env servers have nothing to save
-                self.polled.collect(peer, Tag.STOP, 0, "the stop")
+        """Wait until every agent has stopped; what else was on its way is left lying."""
+        self.gather(b"", Tag.STOP, among=self.agents)  # env servers have nothing to save
 
     def stop(self, code: int) -> None:
         """End every rank when the root says so; messages that nobody reads are left lying."""
-        if self.polled is not None and not self.is_root:
-            self.polled.collect(self.root, Tag.STOP, 0, "the stop")
-            self.death_reporter.mute()
-            sleep(10)  # the root ends us
-        elif self.polled is not None:
+        if self.is_root:
             for peer in self._others():
                 self.polled.post(b"", peer, Tag.STOP)
-            sleep(0.3)
+            sleep(0.3 if self.size > 1 else 0)
+        else:
+            self.polled.collect(self.root, Tag.STOP, 0, PHASES[Tag.STOP])
+            self.death_reporter.mute()
+            sleep(10)  # the root ends us
         self.abort(code)
 
     def barrier(self) -> None:
         """Wait until every rank is here; other agents are answered meanwhile."""
-        if self.polled is not None:
-            self.gather(b"", Tag.END)
-            if self.is_root:
-                for peer in self._others():
-                    self.polled.post(b"", peer, Tag.END)
-            else:
-                self.polled.collect(self.root, Tag.END, 0, "the end")
-            self.polled.settle("the end")
+        self.gather(b"", Tag.END)
+        self.broadcast(b"", tag=Tag.END)
+        if self.comm is not None:
+            self.polled.settle(PHASES[Tag.END])
 
     def finish(self) -> None:
         """Leave together: no rank closes MPI while another still talks."""
         self.barrier()
-        if self.polled is not None:
+        if self.comm is not None:
             signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI_Finalize knows no deadline
             signal.alarm(ceil(self.heartbeat.timeout) + 10)
         self.death_reporter.dismiss()
+
+    def _on_hang(self, number: int, frame: Any) -> None:
+        """The process beside this rank says that it hangs."""
+        self.abort(ProtocolError.code)
+        os._exit(ProtocolError.code)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
