@@ -42,6 +42,8 @@ class QNetwork(Protocol):
 class Backend(Protocol):
     """Makes blocks (an input, a trunk, a head) and networks of them, the head last."""
 
+    device: str
+
     def block(self, part: str, seed: int) -> ParamBlock:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
         ...
@@ -81,7 +83,7 @@ class DQN(Learner):
         self.spaces, self.config, self.rehearsal = spaces, job.learn, job.rehearsal
         self.temperature, self._seed = job.reuse.temperature, seed
         self.backend = make_backend(spaces, job.learn)
-        self.device = str(getattr(self.backend, "device", "cpu"))
+        self.device = self.backend.device  # told in /agents
         scaled = job.learn.scale_input and spaces.dtype == "|u1"
         self.input_scale = 1 / 255 if scaled else 1.0
         self.blocks: dict[str, ParamBlock] = {}
