@@ -224,6 +224,7 @@ class CheckpointConfig:
 
     interval: int = setting(0, "iterations between two checkpoints; 0: unlimited", 0)
     seconds: float = setting(30.0, "between two checkpoints, at least; 0: unlimited", 0, 1e6)
+    keep: bool = setting(False, "keep them at the end: more rounds or tasks can follow later")
 
 
 @dataclass(frozen=True)
@@ -236,6 +237,7 @@ class Job:
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
     order: str = setting("canal", "order of each agent's tasks", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds without a heartbeat after which the job ends", 1, 1e6)
+    report: bool = setting(True, "write report.html when the run is over")
     emulate: tuple[str, ...] = setting((), "hosts to emulate here, as in nano-1@0.25 (its speed)")
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -45,6 +45,7 @@ def environment(mpi: str, **extra: str) -> dict[str, str]:
         "PATH": f"{VENVS[mpi] / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}/tests:{ROOT}/examples",
         "TMPDIR": scratch(),
+        "CANAL_REPORT": "false",  # it takes longer than most runs of tests
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **extra,

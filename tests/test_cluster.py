@@ -17,7 +17,8 @@ from canal_mpi.results.status import status_of
 
 pytestmark = pytest.mark.root
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
-SHORT = ("--job", "quick", "--frames", "40", "--set", "train.rounds=2", *LAZY)
+CUT = ("--set", "evaluation.max_steps=20")
+SHORT = ("--job", "quick", "--frames", "40", "--set", "train.rounds=2", *CUT, *LAZY)
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
 
 

@@ -4,15 +4,19 @@ import json
 import re
 from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from canal_mpi import config
+from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
 from canal_mpi.rank import display
-from canal_mpi.rank.display import Display, summary_lines
+from canal_mpi.rank.display import Display
 from canal_mpi.rank.plan import Device, Plan
+from canal_mpi.rank.summary import ranges, summary
+from canal_mpi.rank.workload import Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.progress import duration
 from canal_mpi.results.store import Rows, RunInfo, Store
@@ -111,39 +115,85 @@ def filled(folder: Path) -> Store:
     return kept
 
 
-def test_the_ending_lists_agents_and_rounds_in_order(tmp_path: Path) -> None:
-    lines = summary_lines(filled(tmp_path).table("tasks"), whole_games=True)
-    assert [line.split() for line in lines[2:]] == [
-        ["0", "1", "Krull", "played", "2665.5", "100.0%"],
-        ["0", "2", "CartPole-v1", "from", "agent", "1", "–"],
-        ["1", "1", "CartPole-v1", "played", "200.0"],
-        ["1", "2", "Krull", "from", "agent", "0", "1598.0", "0.0%"],
+def ending(
+    folder: Path, *rows: tuple[int, int, str, str, float], seconds: float = 2.5, **settings: Any
+) -> list[str]:
+    """The last words about a run with these tasks, by default those of `filled`."""
+    kept, found = store(folder) if rows else filled(folder), Rows()
+    for row in rows:
+        learnt(found, *row)
+    kept.append(found.take(), 0)
+    flags = {"train.steps": 1000, "tasks": ["Krull", "CartPole-v1"], "order": "same"}
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    kept.info.resumes = named.pop("resumes", 0)
+    return summary(config.resolve(flags | named, environ={}), kept, seconds)
+
+
+def test_the_ending_tells_scores_of_tasks_and_who_learnt_them_from_whom(tmp_path: Path) -> None:
+    lines = ending(tmp_path)
+    assert [" ".join(line.split()) for line in lines[1:4]] == [
+        "task random human mean of 2 agents HNS learnt by taught to",
+        "Krull 1598.0 2665.5 2131.8 ± 533.8 50 % 0 1",
+        "CartPole-v1 – – 200.0 – 1 0",
     ]
-    assert lines[1].split() == ["agent", "round", "task", "source", "score", "HNS"]
+    assert lines[5].startswith(" 2 tasks, 2 agents: better than random play on 0 of 1 (its mean")
+    assert "Played 2,000 steps; without sharing it would have been 4,000." in lines[5]
 
 
-def test_the_ending_of_a_run_without_rows_is_only_its_head(tmp_path: Path) -> None:
-    assert len(summary_lines(store(tmp_path).table("tasks"), whole_games=True)) == 2
+def test_the_ending_counts_what_is_clearly_better_than_random_play(tmp_path: Path) -> None:
+    good = ending(tmp_path, (0, 1, "Krull", "", 1700.0), (1, 1, "Krull", "", 1720.0))
+    assert " 1 game, 2 agents: better than random play on 1 (" in good[-2]
+    assert "without sharing" not in good[-2] and "Played 2,000 steps." in good[-2]
+    alone = ending(tmp_path, (3, 1, "Krull", "", 1700.0))
+    assert " 1 game, 1 agent: better than random play on 1.\n" in alone[-2]
+    assert alone[1].split()[3] == "score" and "±" not in alone[2]
 
 
-def test_the_ending_says_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    view(tmp_path).summarise()
-    out = capsys.readouterr().out
-    assert "2,000 environment steps played, 2,000 saved by lessons" in out
-    assert "1 lesson, 2.00 MB moved" in out
-    assert "No human-normalised scores" not in out
-    assert "100.0%" in out
-    assert "Time of the agents: environment 25.0%, learning 50.0%, exchange 5.0%" in out
-    assert "waiting for others 10.0%" in out
+def test_the_ending_compares_only_what_can_be_compared(tmp_path: Path) -> None:
+    for lines in (
+        ending(tmp_path, evaluation__max_steps=300),
+        ending(tmp_path, evaluation__episodes=0),
+        ending(tmp_path, (0, 1, "CartPole-v1", "", 200.0)),
+    ):
+        words = "\n".join(lines[:-1])
+        assert "random" not in words and "human" not in words and "%" not in words, words
+    krull = ending(tmp_path, (0, 1, "Krull", "", 200.0), evaluation__max_steps=300)
+    assert "Evaluation episodes were cut after 300 steps" in krull[-2]
+    assert "No scores: evaluation.episodes is 0" in ending(tmp_path, evaluation__episodes=0)[-2]
 
 
-def test_the_ending_gives_no_human_normalised_score_of_short_evaluations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    view(tmp_path, cap=300).summarise()
-    out = capsys.readouterr().out
-    assert "No human-normalised scores: evaluation episodes were cut after 300" in out
-    assert "%" not in out.partition("Time of the agents")[0]
+def test_the_time_adds_up(tmp_path: Path) -> None:
+    line = ending(tmp_path)[-1]  # two agents of 2 s in tasks each, 90 % of them told, in 2.5 s
+    assert line == (
+        " 2 s: environment 20 % · learning 40 % · exchange 4 % · waiting for others 8 %"
+        " · start and files 20 %"
+    )
+    rows = [(0, 1, "Krull", "", 1.0), (0, 2, "CartPole-v1", "", 1.0), (1, 1, "Krull", "", 1.0)]
+    uneven = ending(tmp_path, *rows, seconds=2.0)[-1]  # agent 1 waits for agent 0 in the end
+    assert "waiting for others 32 %" in uneven and "files" not in uneven
+    again = ending(tmp_path, seconds=90.0, resumes=1)[-1]  # seconds of the last start tell little
+    assert again.startswith(" 2 s in tasks: environment 25 %")
+
+
+def test_a_run_without_rows_ends_without_a_table(tmp_path: Path) -> None:
+    assert len(summary(config.resolve({}, environ={}), store(tmp_path), 1.0)) == 1
+
+
+def test_agents_in_a_row_are_a_range() -> None:
+    assert ranges(np.array([4, 0, 1, 2, 7, 8])) == "0–2 4 7 8"
+
+
+def test_the_workload_tells_what_is_done_and_how_long_it_takes(tmp_path: Path) -> None:
+    job = config.resolve({}, "quick", environ={})
+    orders = [list(TEN_GAMES[k:] + TEN_GAMES[:k]) for k in range(5)]
+    edges = [(a, b) for a in range(5) for b in range(5) if a != b]
+    work = Workload(Plan(job, tmp_path, "x", 0, orders, edges))
+    alone = Workload(Plan(job, tmp_path, "x", 0, orders, []))
+    assert 100 < work.seconds(2, [1.0] * 5) < 240 < alone.seconds(2, [1.0] * 5)
+    assert work.done([Progress() for _ in range(5)]) == 0
+    half = [Progress("training", 1, "Krull", -1, 500, 1000) for _ in range(5)]
+    assert 0 < work.done(half) < work.done([Progress("exchanging", 3)] * 5) < 1
+    assert work.done([Progress("evaluating", 10, step=20, steps=20)] * 5) == pytest.approx(1)
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(

@@ -236,10 +236,23 @@ def test_a_finished_run_goes_on_with_more_rounds(out: Path, tmp_path: Path) -> N
     at_once = tmp_path / "at_once"
     job = (*SMOKE, *SMALL)
     assert mpirun(2, "train", *job, "--out", str(at_once)).code == 0
-    assert mpirun(2, "train", *job, "--set", "train.rounds=1", "--out", str(out)).code == 0
+    first = ("--set", "train.rounds=1", "--set", "checkpoint.keep=true")
+    assert mpirun(2, "train", *job, *first, "--out", str(out)).code == 0
     more = mpirun(2, "train", "--resume", str(out), "--set", "train.rounds=0")
     assert more.code == 0, more.err
     assert differences(columns(at_once / "run.h5"), columns(out / "run.h5")) == []
+
+
+@pytest.mark.mpi
+def test_a_finished_run_keeps_no_checkpoints_and_says_so(out: Path) -> None:
+    assert (
+        mpirun(2, "train", *SMOKE, *SMALL, "--set", "train.rounds=1", "--out", str(out)).code == 0
+    )
+    assert list(out.glob("checkpoints/*/round-*")) == []
+    more = mpirun(2, "train", "--resume", str(out), "--set", "train.rounds=0")
+    assert more.code == 2 and "kept no checkpoint to go on from" in more.complaints[0]
+    again = mpirun(2, "train", "--resume", str(out))
+    assert again.code == 0 and "is finished" in again.out
 
 
 @pytest.mark.mpi

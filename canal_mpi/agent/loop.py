@@ -356,6 +356,8 @@ class Agent:
             return
         self.record.phase("evaluating")
         everything = self.job.tasks if which == "all" else ()
+        learnt = [*dict.fromkeys(self.order)]
+        self.record.plan(len(everything or "1") * len(self.networks) + len(everything or learnt))
         final, alone = learner.state_dict(), which == "after" and bool(learner.get_weights())
         for round_, network in sorted(self.networks.items()):
             task = self.order[round_ - 1]
@@ -363,7 +365,7 @@ class Agent:
             (learner.set_weights if alone else learner.load_state_dict)(network)
             self.evaluate_tasks(everything or [task], round_)
         learner.load_state_dict(final)
-        self.evaluate_tasks(everything or [*dict.fromkeys(self.order)], len(self.order))
+        self.evaluate_tasks(everything or learnt, len(self.order))
         learner.set_task(self.task)
 
     def evaluate_tasks(self, tasks: Sequence[str], after_round: int) -> None:
@@ -373,6 +375,7 @@ class Agent:
             start = perf_counter()
             found = self.evaluate(task, f"evaluate-{after_round}")
             self.record.evaluated(task, after_round, found, perf_counter() - start)
+            self.record.progress.step += 1
 
     def evaluate(self, task: str, purpose: str) -> list[tuple[float, int]]:
         """Return and length of greedy episodes, from random streams of their own."""

@@ -8,7 +8,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, isnan, nan
+from math import isfinite, nan
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -19,18 +19,19 @@ from canal_mpi import __version__
 from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
-from canal_mpi.launcher import nobody_reads, terminal
+from canal_mpi.launcher import STARTED, nobody_reads, terminal
 from canal_mpi.rank.plan import Plan
+from canal_mpi.rank.summary import summary
+from canal_mpi.rank.workload import Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
-from canal_mpi.results.progress import digits, duration, progress_lines, remaining
+from canal_mpi.results.progress import progress_lines, remaining
 from canal_mpi.results.store import Store
 from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 10.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
 RATE_EVERY = 1.0
-WHOLE_GAME = 3000  # steps after which most games are over
 
 
 @dataclass
@@ -64,7 +65,8 @@ class Display:
         self.hosts = [device.host for device in world.devices[: world.agents]]
         self.rounds = len(plan.orders[0])
         self.store, self.verbosity = store, verbosity
-        self.done_before = 0  # tasks that were over before this start of the run
+        self.workload = Workload(plan)
+        self.done_before = 0.0  # the fraction of it that was done before this start of the run
         self._terminal = terminal() if verbosity >= 0 else None
         self._drawn = 0  # lines of the table on the terminal
         self._start = self._last_line = monotonic()
@@ -152,12 +154,15 @@ class Display:
 
     def _left(self) -> float:
         """Seconds that the run will still take, NaN at first."""
-        total = self.rounds * len(self._living) - self.done_before
-        done = sum(max(p.round - 1, 0) + p.step / max(p.steps, 1) for p in self._living)
-        done = max(done - self.done_before, 0)
-        if done < 0.02 * total:
+        done = self.workload.done(self._progress)
+        if done - self.done_before < 0.02:
             return nan
-        return (monotonic() - self._start) * max(total - done, 0) / done
+        return (monotonic() - self._start) * (1 - done) / (done - self.done_before)
+
+    def resumed_in(self, round_: int) -> None:
+        """The rounds before this one were over before this start of the run."""
+        there = [Progress(round=round_) for _ in self.hosts]
+        self.done_before = self.workload.done(there)
 
     def round_done(self, round_: int) -> None:
         """Say what the exchange of a round moved."""
@@ -218,24 +223,9 @@ class Display:
         self.event(status, **facts)
 
     def summarise(self) -> None:
-        """The table of what was learnt from whom, and where the time went."""
-        tasks, ledger = self.store.table("tasks"), self.store.table("exchange")
-        cap = self.job.evaluation.max_steps
-        for line in summary_lines(tasks, whole_games=cap >= WHOLE_GAME):
+        """How well the tasks were learnt, by whom, and where the time went."""
+        for line in summary(self.job, self.store, monotonic() - STARTED):
             self.say(line)
-        if cap < WHOLE_GAME:
-            words = f"evaluation episodes were cut after {cap} steps"
-            self.say(f" No human-normalised scores: {words}.")
-        played = int(tasks["env_steps"].sum())
-        saved = self.job.train.steps * len(tasks["agent"]) - played
-        lessons = ledger["kind"] == b"lesson"
-        count = int(lessons.sum())
-        self.say(
-            f"\n{played:,} environment steps played, {saved:,} saved by lessons · "
-            f"{count} lesson{'s' * (count != 1)}, {ledger['bytes'][lessons].sum() / 1e6:.2f} MB "
-            f"moved · {duration(monotonic() - self._start)}"
-        )
-        self.say(time_line(tasks))
 
 
 def coloured(lines: Sequence[str], width: int) -> str:
@@ -246,37 +236,6 @@ def coloured(lines: Sequence[str], width: int) -> str:
     with console.capture() as shown:
         console.print("\n".join(lines), markup=False, no_wrap=True, overflow="crop")
     return shown.get().rstrip("\n")
-
-
-def summary_lines(tasks: dict[str, Any], whole_games: bool) -> list[str]:
-    """One line per agent and task: its source, score and, of whole games, the HNS."""
-    hns_head = "     HNS" if whole_games else ""
-    lines = ["", f" agent  round  task            source             {'score':>9}{hns_head}"]
-    for k in np.lexsort((tasks["round"], tasks["agent"])):
-        task, score = tasks["task"][k].decode(), float(tasks["score"][k])
-        donors = tasks["donors"][k].decode()
-        source = f"from agent {donors}" if donors else "played"
-        hns = human_normalised(task, score) if whole_games else nan
-        lines.append(
-            f" {tasks['agent'][k]:>4}   {tasks['round'][k]:>4}   {task:<15.15} {source:<18} "
-            f"{digits(score, 1):>9}  {'' if isnan(hns) else f'{hns:>6.1%}'}".rstrip()
-        )
-    return lines
-
-
-def time_line(tasks: dict[str, Any]) -> str:
-    """Where the time of the agents went."""
-    total = max(float(tasks["seconds"].sum()), 1e-9)
-    parts = {
-        "environment": tasks["env_seconds"] + tasks["probe_seconds"],
-        "learning": tasks["learn_seconds"] + tasks["pretrain_seconds"] + tasks["remember_seconds"],
-        "exchange": tasks["exchange_seconds"],
-        "files": tasks["save_seconds"],
-        "evaluation": tasks["evaluate_seconds"],
-        "waiting for others": tasks["wait_seconds"],
-    }
-    words = [f"{name} {float(part.sum()) / total:.1%}" for name, part in parts.items()]
-    return f"Time of the agents: {', '.join(words)}."
 
 
 def _json_value(value: Any) -> Any:
@@ -311,7 +270,7 @@ def greeting(
         f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
         f"seed {job.seed} · {len(plan.orders[0])} tasks × {job.train.steps:,} steps · replay "
         f"{replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent · "
-        f"{plan.folder}"
+        f"{_guess(world, plan)}{plan.folder}"
     )
     if world.launcher is None:
         yield (
@@ -320,6 +279,15 @@ def greeting(
         )
     if "none" not in (job.share.policy, job.share.topology):
         yield from (f"warning: {words}" for words in warnings(set(plan.edges), size))
+
+
+def _guess(world: World, plan: Plan) -> str:
+    """How long the whole run takes, where that can be told before it begins."""
+    work = Workload(plan)
+    cores = {info["host"]: int(info["cores"]) for info in world.host_info[: world.agents]}
+    speeds = [device.speed for device in world.devices[: world.agents]]
+    minutes = round(work.seconds(sum(cores.values()) or 1, speeds) / 60)
+    return f"about {minutes or 1} min · " if work.known else ""
 
 
 def train_command(world: World, options: str) -> str:
@@ -334,17 +302,18 @@ def resume_command(world: World, folder: Path) -> str:
     return train_command(world, f"--resume {shlex.quote(short_path(folder))}")
 
 
-def next_steps(world: World, plan: Plan) -> str:
+def next_steps(world: World, plan: Plan, report: bool) -> str:
     """Where the results are, and what one may do with them."""
     folder = short_path(plan.folder)
-    again = f"--job {shlex.quote(f'{folder}/job.toml')} --share"
+    quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')} --share"
     other = f"mpirun -np 5 canal-mpi train {again} exact   (five that share)"
     if plan.edges:
         other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
-    return (
-        f"Results: {folder}/run.h5\nNext:\n"
-        f"  canal-mpi report {shlex.quote(folder)}   (one page about this run)\n  {other}"
-    )
+    first = f"canal-mpi report {quoted}   (one page about this run)"
+    if report:
+        first = f"canal-mpi evaluate {quoted}   (play again; --video)"
+    found = f"{folder}/report.html   Results" if report else "none yet   Results"
+    return f" Report: {found}: {folder}/run.h5\n Next:\n   {first}\n   {other}"
 
 
 def short_path(path: Path) -> str:

@@ -32,7 +32,7 @@ from canal_mpi.topology import Tag
 FILE_LIMIT = 1 << 36
 MAY_CHANGE = (
     *("train.steps", "train.rounds", "train.speed", "tasks", "timeout", "hosts"),
-    *("checkpoint.", "report."),
+    *("checkpoint.", "report"),
 )
 
 
@@ -146,8 +146,9 @@ def choose(reports: Reports, folder: Path, hosts: Sequence[str]) -> ResumePoint:
         also = f" ({damaged[0]})" if damaged else ""
         raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
     if not found:
+        over = any(report.get("finished") for report in reports.values())
         run_id, job, size, first = begun[0]
-        return ResumePoint(run_id, job, size, first, damaged=damaged)
+        return ResumePoint(run_id, job, size, first, damaged=damaged, finished=over)
     newest = max((one for _, one in found), key=lambda one: (one.run_id, one.mark))
     found = [(rank, one) for rank, one in found if one.run_id == newest.run_id]
     agents = range(newest.first_agent, newest.first_agent + newest.agents)
@@ -193,6 +194,11 @@ def resumed_plan(request: Request, point: ResumePoint, hosts: Sequence[str]) -> 
     new = envs.named(config.changed(old, request.flags))
     _check_changes(old, new)
     plan = plan_of(new, folder, point.run_id, point.first_agent, hosts)
+    if point.finished and not point.round and not point.nothing_is_left(plan):
+        raise UsageError(
+            f"{folder} is finished and kept no checkpoint to go on from (checkpoint.keep=true "
+            f"keeps them). Start a new run; --lessons {folder} gives it what was learnt."
+        )
     for before, after in zip(orders_of(old, point.first_agent, size), plan.orders, strict=True):
         begun = before[: point.round]
         if after[: point.round] != begun:

@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import subprocess
+import sys
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
@@ -26,12 +28,13 @@ from canal_mpi.rank.plan import Plan, Request, check_env_servers, devices, make_
 from canal_mpi.rank.resume import ResumePoint
 from canal_mpi.rank.shutdown import Shutdown, print_error, run_guarded, stop_signals
 from canal_mpi.rank.world import World, mpi_library
-from canal_mpi.results.checkpoint import Checkpoints
+from canal_mpi.results.checkpoint import Checkpoints, remove_all
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.results.progress import events
 from canal_mpi.results.store import RunInfo, Store
 from canal_mpi.topology.exchange import Exchange
 
+REPORT_WITHIN = 300.0  # seconds
 LIBRARIES = ("numpy", "torch", "gymnasium", "ale-py", "h5py")  # results may depend on them
 
 
@@ -140,7 +143,21 @@ class TrainingRun:
         if self.display:
             self.display.end(self.display.store.end)
             self.display.summarise()
-            self.display.say(next_steps(world, self.plan))
+            world.close()
+            self.display.say(next_steps(world, self.plan, self._write_report()))
+
+    def _write_report(self) -> bool:
+        """Whether there is a page about the run now: a process of its own writes it."""
+        if not self.plan.job.report or self.request.verbosity < 0:
+            return False
+        command = [sys.executable, "-m", "canal_mpi", "report", str(self.plan.folder)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=REPORT_WITHIN)
+            logger.info("report: %d %s", done.returncode, done.stderr.strip())
+            return done.returncode == 0
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("no report: %s", error)
+            return False
 
     def _learn(self) -> None:
         """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
@@ -185,6 +202,8 @@ class TrainingRun:
         self.shutdown.forbid()
         if sink is not None:
             sink.close()
+            if self.world.speaks_for_host() and not self.job.checkpoint.keep:
+                remove_all(self.plan.folder)
         try:
             self.world.finish()
         except Exception as error:
@@ -274,7 +293,7 @@ class TrainingRun:
         restore(agent, state)
         agent.record.progress.total_steps = 0  # steps per second count from here
         if self.display:
-            self.display.done_before = (point.round - 1) * len(point.marks)
+            self.display.resumed_in(point.round)
         logger.info("resumed in round %d from %s", point.round, point.marks)
 
     def _beat(self, progress: Progress) -> None:

@@ -281,6 +281,14 @@ class World:
             signal.alarm(ceil(self.heartbeat.timeout) + 10)
         self.death_reporter.dismiss()
 
+    def close(self) -> None:
+        """Be done with MPI before the program is over, unless it would wait for the dead."""
+        if self.comm is not None and len(self.alive) == self.size:
+            from mpi4py import MPI
+
+            MPI.Finalize()
+            signal.alarm(0)
+
     def _on_hang(self, number: int, frame: Any) -> None:
         """The process beside this rank says that it hangs."""
         self.abort(ProtocolError.code)

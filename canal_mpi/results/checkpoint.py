@@ -169,6 +169,12 @@ def checked(path: Path) -> Found:
     return Found(agent, Mark(round_, int(name[2])), *facts, job)
 
 
+def remove_all(run: Path) -> None:
+    """Remove every checkpoint on this host: the run is over, nobody will resume it."""
+    for path in run.glob("checkpoints/agent-*/round-*.h5"):
+        path.unlink(missing_ok=True)
+
+
 def tidy(run: Path, chosen: dict[int, Mark]) -> None:
     """Remove checkpoints newer than the chosen ones, and files that crashes left half written."""
     for agent, mark in chosen.items():

@@ -31,6 +31,18 @@ def mean(values: Any) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
+def standard_error(values: Any) -> float:
+    """Of the mean of what is known; NaN of fewer than two values."""
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
+    return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else float("nan")
+
+
+def clearly_above(values: Any) -> bool:
+    """Whether the mean is above 0, and by more than its standard error where that is known."""
+    return bool(mean(values) > np.nan_to_num(standard_error(values)))
+
+
 def just_after(P: Array, when: Array) -> Array:
     """[agent, task]: the score right after the task was learnt."""
     agents, tasks = np.indices(when.shape)

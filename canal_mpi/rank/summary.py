@@ -1,0 +1,135 @@
+"""The last words of a run: how well each task was learnt, by whom, and where the time went."""
+
+from collections.abc import Sequence
+from math import isnan, nan
+
+import numpy as np
+
+from canal_mpi.games import RANDOM_AND_HUMAN, human_normalised
+from canal_mpi.interfaces import Array, Columns
+from canal_mpi.results.measures import WHOLE_GAME, clearly_above, mean, standard_error
+from canal_mpi.results.progress import digits, duration
+from canal_mpi.results.store import Store
+from canal_mpi.settings import Job
+
+RULE = "its mean over agents is above by more than the standard error"
+PARTS = {  # of the agents' time: columns of /tasks
+    "environment": ("env_seconds", "probe_seconds"),
+    "learning": ("learn_seconds", "pretrain_seconds", "remember_seconds"),
+    "evaluation": ("evaluate_seconds",),
+    "exchange": ("exchange_seconds",),
+    "waiting for others": ("wait_seconds",),
+    "start and files": ("save_seconds",),
+}
+
+
+def summary(job: Job, store: Store, seconds: float) -> list[str]:
+    """Everything that is said of a run when it is over; it took so many seconds."""
+    tasks, dead = store.table("tasks"), [int(fault["agent"]) for fault in store.info.faults]
+    interrupted = bool(store.info.resumes or dead)
+    lines = ["", *score_table(job, tasks), "", headline(job, tasks, dead)]
+    lines += [time_line(tasks, dead, None if interrupted else seconds)]
+    return lines if len(tasks["agent"]) else lines[-1:]
+
+
+def compared(job: Job, task: str) -> bool:
+    """Whether scores of a task can be compared with those of random play and of humans."""
+    whole = job.evaluation.max_steps >= WHOLE_GAME
+    return task in RANDOM_AND_HUMAN and whole and job.evaluation.episodes > 0
+
+
+def score_table(job: Job, tasks: Columns) -> list[str]:
+    """One line for each task: scores right after it was learnt, who played it, who was taught."""
+    names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
+    refer = any(compared(job, name) for name in names)
+    wide = max(map(len, ("task", *names)))
+    head = f" {'task':<{wide}}" + f"{'random':>10}{'human':>9}" * refer
+    head += f"{f'mean of {agents} agents' if agents > 1 else 'score':>20}" + f"{'HNS':>8}" * refer
+    lines = [f"{head}   {'learnt by':<11} taught to"]
+    for name in names:
+        here = tasks["task"] == name.encode()
+        scores, taught = tasks["score"][here], tasks["source"][here] == b"lesson"
+        level, error, hns, pair = mean(scores), standard_error(scores), nan, (nan, nan)
+        if compared(job, name):
+            hns, pair = human_normalised(name, level), RANDOM_AND_HUMAN[name]
+        line = f" {name:<{wide}}" + f"{digits(pair[0], 1):>10}{digits(pair[1], 1):>9}" * refer
+        line += f"{digits(level, 1):>12} {f'± {error:.1f}' if error >= 0 else '':<7}"
+        line += f"{'–' if isnan(hns) else f'{100 * hns:.0f} %':>8}" * refer
+        own, others = (ranges(tasks["agent"][here][who]) for who in (~taught, taught))
+        lines.append(f"{line}   {own:<11} {others}".rstrip())
+    return lines
+
+
+def headline(job: Job, tasks: Columns, dead: Sequence[int]) -> str:
+    """What the run came to, in a sentence or two."""
+    names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
+    games = "game" if all(name in RANDOM_AND_HUMAN for name in names) else "task"
+    words = f" {_count(len(names), games)}, {_count(agents, 'agent')}"
+    words += f" ({len(dead)} died)" if dead else ""
+    known = [name for name in names if compared(job, name)]
+    if known:
+        better = sum(_better(name, tasks) for name in known)
+        of = f" of {len(known)}" if len(known) < len(names) else ""
+        words += f": better than random play on {better}{of}"
+        words += f" ({RULE})" if agents > 1 else ""
+    played, full = int((tasks["env_steps"] + tasks["probe_steps"]).sum()), job.train.steps
+    words += f".\n Played {played:,} steps"
+    if (tasks["source"] == b"lesson").any():
+        words += f"; without sharing it would have been {full * len(tasks['agent']):,}"
+    if not job.evaluation.episodes:
+        words += ". No scores: evaluation.episodes is 0"
+    elif job.evaluation.max_steps < WHOLE_GAME:
+        words += f". Evaluation episodes were cut after {job.evaluation.max_steps} steps"
+    return f"{words}."
+
+
+def time_line(tasks: Columns, dead: Sequence[int], seconds: float | None) -> str:
+    """Where the time of the agents went; without `seconds` only what is known of their tasks."""
+    living = np.isin(tasks["agent"], list(dead), invert=True)
+    agents = np.unique(tasks["agent"][living])
+    spent = np.array([tasks["seconds"][tasks["agent"] == agent].sum() for agent in agents])
+    slowest = float(spent.max(initial=0.0))
+    wall = max(slowest, seconds or 0.0)
+    parts = {
+        name: sum(float(tasks[column][living].sum()) for column in columns)
+        for name, columns in PARTS.items()
+    }
+    # Agents start and end together: who was done before the slowest one waited for it.
+    parts["waiting for others"] += float((slowest - spent).sum())
+    parts["start and files"] += (wall - slowest) * len(agents)
+    total = max(wall * len(agents), 1e-9)
+    told = [
+        f"{name} {100 * part / total:.0f} %"
+        for name, part in parts.items()
+        if part / total >= 0.005
+    ]
+    where = "" if seconds else " in tasks"
+    return f" {duration(wall)}{where}: {' · '.join(told)}"
+
+
+def ranges(numbers: Array) -> str:
+    """Numbers of agents, three and more in a row as a range."""
+    found: list[list[int]] = []
+    for number in sorted({int(n) for n in numbers}):
+        if found and found[-1][-1] == number - 1:
+            found[-1].append(number)
+        else:
+            found.append([number])
+    return " ".join(
+        f"{row[0]}–{row[-1]}" if len(row) > 2 else " ".join(map(str, row)) for row in found
+    )
+
+
+def _names(job: Job, tasks: Columns) -> list[str]:
+    """The tasks that somebody has learnt."""
+    learnt = {name.decode() for name in tasks["task"].tolist()}
+    return [name for name in job.tasks if name in learnt]
+
+
+def _better(task: str, tasks: Columns) -> bool:
+    scores = tasks["score"][tasks["task"] == task.encode()]
+    return clearly_above(scores - RANDOM_AND_HUMAN[task][0])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
