@@ -126,8 +126,8 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
 def test_a_run_without_sharing_counts_however_lessons_are_used(tmp_path: Path) -> None:
     """The temperature is that of rehearsal, too."""
     for policy, setting, refused in (
-        ("none", "updates", False),
-        ("exact", "updates", True),
+        ("none", "imitation_coef", False),
+        ("exact", "imitation_coef", True),
         ("none", "temperature", True),
     ):
         run = write_run(tmp_path / f"{policy}-{setting}", share=policy == "exact")
