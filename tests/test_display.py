@@ -281,7 +281,7 @@ def test_the_end_of_a_round_tells_of_lessons_and_refusals(
     shown.round_done(2)
     out = capsys.readouterr().out
     assert "agent 1 refused a lesson of agent 0: message fails its checksum" in out
-    assert "round 2/2: 0 played, 1 learnt from lessons (2.00 MB, raw 8.00 MB)" in out
+    assert "round 2/2: 2 learnt from 1 lessons (2.0 MB)" in out
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["round"], event["played"], event["lessons"]) == ("round", 2, 0, 1)
 

@@ -141,10 +141,7 @@ class Display:
         self._warned = {rank for rank, _ in silent}
 
     def _summary(self) -> str:
-        parts = [
-            f"{agent}: " + (f"{p.task} {p.step}/{p.steps}" if p.phase == "training" else p.phase)
-            for agent, p in enumerate(self._progress[:8])
-        ]
+        parts = [f"{agent}: {_doing(p)}" for agent, p in enumerate(self._progress[:8])]
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
         return (
             f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
@@ -172,13 +169,16 @@ class Display:
         ledger, tasks = self.store.table("exchange"), self.store.table("tasks")
         pairs = zip(tasks["task"], tasks["score"], strict=True)
         self._mean_hns = float(np.mean([human_normalised(t.decode(), s) for t, s in pairs]))
-        here = ledger["round"] == round_
+        here, now = ledger["round"] == round_, tasks["round"] == round_
         lessons, refused = (here & (ledger["kind"] == kind) for kind in (b"lesson", b"refusal"))
-        played = int(((tasks["round"] == round_) & (tasks["source"] == b"env")).sum())
-        packed, raw = (int(ledger[name][lessons].sum()) for name in ("bytes", "raw_bytes"))
-        self._note = f"round {round_}/{self.rounds}: {played} played, {int(lessons.sum())} learnt"
-        if packed:
-            self._note += f" from lessons ({packed / 1e6:.2f} MB, raw {raw / 1e6:.2f} MB)"
+        played, taught = (int((now & (tasks["source"] == s)).sum()) for s in (b"env", b"lesson"))
+        packed = int(ledger["bytes"][lessons].sum())
+        parts = [f"{played} played"] if played or not taught else []
+        if taught:
+            parts.append(
+                f"{taught} learnt from {int(lessons.sum())} lessons ({packed / 1e6:.1f} MB)"
+            )
+        self._note = f"round {round_}/{self.rounds}: {', '.join(parts)}"
         for k in np.flatnonzero(refused):
             reason = ledger["reason"][k].decode()
             self.say(
@@ -236,6 +236,12 @@ def coloured(lines: Sequence[str], width: int) -> str:
     with console.capture() as shown:
         console.print("\n".join(lines), markup=False, no_wrap=True, overflow="crop")
     return shown.get().rstrip("\n")
+
+
+def _doing(p: Progress) -> str:
+    if p.phase not in ("training", "evaluating"):
+        return p.phase
+    return f"{p.task if p.phase == 'training' else p.phase} {p.step}/{p.steps}"
 
 
 def _json_value(value: Any) -> Any:

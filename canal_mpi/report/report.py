@@ -68,8 +68,10 @@ def learnt(measured: Measured) -> Card:
         words = "Scores need finished tasks and evaluations: --set evaluation.episodes=30."
         return Card(question, "not known yet", words)
     pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
-    better, (first, last) = int((pairs[:, 1] > pairs[:, 0]).sum()), pairs.mean(axis=0)
-    words = f"Tasks whose mean score over agents, right after learning, is above {what}."
+    better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
+    first, last = pairs.mean(axis=0)
+    words = f"Tasks whose mean score over agents, right after learning, is above {what}"
+    words += " by more than its standard error." if len(after) > 1 else "."
     words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}." if means else ""
     tone = "good" if better > len(tasks) / 2 else "" if better else "bad"
     return Card(question, f"better on {better} of {len(tasks)}", words, tone)
