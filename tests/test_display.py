@@ -116,12 +116,20 @@ def filled(folder: Path) -> Store:
 
 
 def ending(
-    folder: Path, *rows: tuple[int, int, str, str, float], seconds: float = 2.5, **settings: Any
+    folder: Path,
+    *rows: tuple[int, int, str, str, float],
+    seconds: float = 2.5,
+    evaluated: tuple[float, ...] = (),
+    **settings: Any,
 ) -> list[str]:
     """The last words about a run with these tasks, by default those of `filled`."""
     kept, found = store(folder) if rows else filled(folder), Rows()
     for row in rows:
         learnt(found, *row)
+    kept.append(found.take(), 0)
+    for after_round, score in enumerate(evaluated, 1):
+        place: dict[str, Any] = {"agent": 0, "after_round": after_round, "task": "Krull"}
+        found.add("evaluation", **place, episode=0, score=score, length=9, seconds=0.0)
     kept.append(found.take(), 0)
     flags = {"train.steps": 1000, "tasks": ["Krull", "CartPole-v1"], "order": "same"}
     named = {name.replace("__", "."): value for name, value in settings.items()}
@@ -136,7 +144,7 @@ def test_the_ending_tells_scores_of_tasks_and_who_learnt_them_from_whom(tmp_path
         "Krull 1598.0 2665.5 2131.8 ± 533.8 50 % 0 1",
         "CartPole-v1 – – 200.0 – 1 0",
     ]
-    assert lines[5].startswith(" 2 tasks, 2 agents: better than random play on 0 of 1 (its mean")
+    assert lines[5].startswith(" 2 tasks, 2 agents: better than random play on 0 of 1 (the mean")
     assert "Played 2,000 steps; without sharing it would have been 4,000." in lines[5]
 
 
@@ -144,6 +152,8 @@ def test_the_ending_counts_what_is_clearly_better_than_random_play(tmp_path: Pat
     good = ending(tmp_path, (0, 1, "Krull", "", 1700.0), (1, 1, "Krull", "", 1720.0))
     assert " 1 game, 2 agents: better than random play on 1 (" in good[-2]
     assert "without sharing" not in good[-2] and "Played 2,000 steps." in good[-2]
+    forgot = ending(tmp_path, (0, 1, "Krull", "", 1700.0), evaluated=(1700.0, 1500.0))
+    assert "better than random play on 1 right after learning, on 0 at the end" in forgot[-2]
     alone = ending(tmp_path, (3, 1, "Krull", "", 1700.0))
     assert " 1 game, 1 agent: better than random play on 1.\n" in alone[-2]
     assert alone[1].split()[3] == "score" and "±" not in alone[2]

@@ -85,7 +85,7 @@ def test_an_ale_id_is_the_same_task_as_its_short_name() -> None:
 
 def test_one_game_under_two_names_is_listed_twice() -> None:
     job = resolve({"tasks": ["ALE/Krull-v5", "Krull"]}, environ={})
-    with pytest.raises(UsageError, match="'Krull', 'Krull'.*none twice"):
+    with pytest.raises(UsageError, match=r"'Krull', 'Krull'.*none twice"):
         envs.named(job)
 
 

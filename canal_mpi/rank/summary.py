@@ -12,7 +12,7 @@ from canal_mpi.results.progress import digits, duration
 from canal_mpi.results.store import Store
 from canal_mpi.settings import Job
 
-RULE = "its mean over agents is above by more than the standard error"
+RULE = "the mean over agents is above by more than its standard error"
 PARTS = {  # of the agents' time: columns of /tasks
     "environment": ("env_seconds", "probe_seconds"),
     "learning": ("learn_seconds", "pretrain_seconds", "remember_seconds"),
@@ -25,9 +25,11 @@ PARTS = {  # of the agents' time: columns of /tasks
 
 def summary(job: Job, store: Store, seconds: float) -> list[str]:
     """Everything that is said of a run when it is over; it took so many seconds."""
-    tasks, dead = store.table("tasks"), [int(fault["agent"]) for fault in store.info.faults]
-    interrupted = bool(store.info.resumes or dead)
-    lines = ["", *score_table(job, tasks), "", headline(job, tasks, dead)]
+    tasks, final, faults = store.table("tasks"), final_scores(store), store.info.faults
+    dead = [int(fault["agent"]) for fault in faults if fault["agent"] >= 0]  # not env servers
+    interrupted = bool(store.info.resumes or faults)
+    better = [better_than_random(job, one) for one in (tasks, final) if len(one["task"])]
+    lines = ["", *score_table(job, tasks), "", headline(job, tasks, dead, better)]
     lines += [time_line(tasks, dead, None if interrupted else seconds)]
     return lines if len(tasks["agent"]) else lines[-1:]
 
@@ -60,17 +62,39 @@ def score_table(job: Job, tasks: Columns) -> list[str]:
     return lines
 
 
-def headline(job: Job, tasks: Columns, dead: Sequence[int]) -> str:
-    """What the run came to, in a sentence or two."""
+def final_scores(store: Store) -> Columns:
+    """Task and score of every agent's final network."""
+    found = store.table("evaluation")
+    last = found["after_round"] == found["after_round"].max(initial=0)
+    pairs = sorted(set(zip(found["agent"][last], found["task"][last], strict=True)))
+    means = [
+        mean(found["score"][last & (found["agent"] == agent) & (found["task"] == task)])
+        for agent, task in pairs
+    ]
+    return {"task": np.array([task for _, task in pairs], "S64"), "score": np.array(means)}
+
+
+def better_than_random(job: Job, scores: Columns) -> int:
+    """Games on which the mean over agents is clearly above the score of random play."""
+    return sum(
+        clearly_above(scores["score"][scores["task"] == name.encode()] - RANDOM_AND_HUMAN[name][0])
+        for name in _names(job, scores)
+        if compared(job, name)
+    )
+
+
+def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int]) -> str:
+    """What the run came to; `better` counts games right after learning, and at the end."""
     names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
     games = "game" if all(name in RANDOM_AND_HUMAN for name in names) else "task"
     words = f" {_count(len(names), games)}, {_count(agents, 'agent')}"
     words += f" ({len(dead)} died)" if dead else ""
     known = [name for name in names if compared(job, name)]
     if known:
-        better = sum(_better(name, tasks) for name in known)
         of = f" of {len(known)}" if len(known) < len(names) else ""
-        words += f": better than random play on {better}{of}"
+        words += f": better than random play on {better[0]}{of}"
+        if better[0] != better[-1]:
+            words += f" right after learning, on {better[-1]} at the end"
         words += f" ({RULE})" if agents > 1 else ""
     played, full = int((tasks["env_steps"] + tasks["probe_steps"]).sum()), job.train.steps
     words += f".\n Played {played:,} steps"
@@ -124,11 +148,6 @@ def _names(job: Job, tasks: Columns) -> list[str]:
     """The tasks that somebody has learnt."""
     learnt = {name.decode() for name in tasks["task"].tolist()}
     return [name for name in job.tasks if name in learnt]
-
-
-def _better(task: str, tasks: Columns) -> bool:
-    scores = tasks["score"][tasks["task"] == task.encode()]
-    return clearly_above(scores - RANDOM_AND_HUMAN[task][0])
 
 
 def _count(number: int, what: str) -> str:
