@@ -30,6 +30,10 @@ class QNetwork(Protocol):
         """Q-values, remembered for `backward`; the next call may overwrite them."""
         ...
 
+    def forward_both(self, obs: Array, next_obs: Array) -> tuple[Array, Array]:
+        """Q-values of both; the first are remembered for `backward`."""
+        ...
+
     def backward(self, grad: Array) -> None:
         """Gradients of the parameters from the gradient of the loss in the Q-values."""
         ...
@@ -135,8 +139,7 @@ class DQN(Learner):
             loss, grad_q = policy_kl(online.forward(batch.states), batch.stored_q, self.temperature)
             coef = self.rehearsal.distill_coef * self.temperature
             return coef * loss, np.float32(coef) * grad_q
-        targets = self._targets(batch)
-        q = online.forward(batch.states)
+        q, targets = self._q_and_targets(batch)
         loss, grad_q = td_loss(q, batch.actions, targets, self.config.loss == "huber")
         if batch.imitation and self.teacher is not None:
             wanted = self.teacher.q_values(batch.states)
@@ -145,20 +148,22 @@ class DQN(Learner):
             grad_q += np.float32(batch.imitation) * grad_kl
         return loss, grad_q
 
-    def _targets(self, batch: Batch) -> Array:
-        """What the Q-values of the actions should be: n-step returns plus a bootstrapped value."""
+    def _q_and_targets(self, batch: Batch) -> tuple[Array, Array]:
+        """Q-values of the states, and what those of the actions taken should be: n-step returns
+        plus a bootstrapped value."""
         network, config = self.network(batch.task), self.config
-        if not config.target_update_interval:
-            q = network.online.q_values(batch.next_states)
-            return td_targets(q, q, batch.returns, batch.discounts)
-        target_q = network.target.q_values(batch.next_states)
-        online_q = network.online.q_values(batch.next_states) if config.double else target_q
-        return td_targets(target_q, online_q, batch.returns, batch.discounts)
+        has_target = bool(config.target_update_interval)
+        if config.double or not has_target:
+            q, online_q = network.online.forward_both(batch.states, batch.next_states)
+        else:
+            q, online_q = network.online.forward(batch.states), None
+        target_q = network.target.q_values(batch.next_states) if has_target else online_q
+        chooser = target_q if online_q is None else online_q
+        return q, td_targets(target_q, chooser, batch.returns, batch.discounts)
 
     def td_errors(self, batch: Batch) -> Array:
         """Absolute TD errors of a batch, without learning from it."""
-        targets = self._targets(batch)
-        q = self.network(batch.task).online.q_values(batch.states)
+        q, targets = self._q_and_targets(batch)
         errors: Array = np.abs(q[np.arange(len(q)), batch.actions] - targets)
         return errors
 

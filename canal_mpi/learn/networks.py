@@ -175,6 +175,10 @@ class TorchQNetwork:
         found: Array = self._q.detach().cpu().numpy()
         return found
 
+    def forward_both(self, obs: Array, next_obs: Array) -> tuple[Array, Array]:
+        """Q-values of both; the first are remembered for `backward`."""
+        return self.forward(obs), self.q_values(next_obs)
+
     def backward(self, grad: Array) -> None:
         """Replace the gradients of the parameters."""
         for part in self.module.parameters():
