@@ -157,6 +157,8 @@ def test_the_ending_counts_what_is_clearly_better_than_random_play(tmp_path: Pat
     alone = ending(tmp_path, (3, 1, "Krull", "", 1700.0))
     assert " 1 game, 1 agent: better than random play on 1.\n" in alone[-2]
     assert alone[1].split()[3] == "score" and "±" not in alone[2]
+    assert "waiting" not in alone[-1]
+    assert alone[1].index("score") + 5 == alone[2].index("1700.0") + 6
 
 
 def test_the_ending_compares_only_what_can_be_compared(tmp_path: Path) -> None:

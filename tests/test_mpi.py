@@ -410,6 +410,14 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(out: Path, mpi: str
         assert file.attrs["status"] == "finished"
 
 
+def test_a_run_ends_with_its_report(mpi: str, out: Path) -> None:
+    job = ("--job", "smoke", "--frames", "60", *LAZY, "--out", str(out))
+    result = mpirun(2, "train", *job, mpi=mpi, CANAL_REPORT="true")
+    assert result.code == 0 and result.complaints == [], result.err
+    assert f"Report:  {out}/report.html" in result.out
+    assert (out / "report.html").read_text().count("Did it learn?") == 1
+
+
 def test_a_run_alone_goes_on_when_nobody_reads_its_output_any_more(out: Path) -> None:
     command = f"canal-mpi train --job smoke {' '.join(LAZY)} --out {out}"
     result = run(["bash", "-c", f"({command}; echo code $? >&2) | head -1"])

@@ -25,7 +25,7 @@ from canal_mpi.rank.summary import summary
 from canal_mpi.rank.workload import Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
-from canal_mpi.results.progress import progress_lines, remaining
+from canal_mpi.results.progress import duration, progress_lines, remaining
 from canal_mpi.results.store import Store
 from canal_mpi.topology.graphs import warnings
 
@@ -293,7 +293,8 @@ def _guess(world: World, plan: Plan) -> str:
     cores = {info["host"]: int(info["cores"]) for info in world.host_info[: world.agents]}
     speeds = [device.speed for device in world.devices[: world.agents]]
     minutes = round(work.seconds(sum(cores.values()) or 1, speeds) / 60)
-    return f"about {minutes or 1} min · " if work.known else ""
+    words = f"about {duration(60 * minutes).removesuffix(' 0 s')}" if minutes else "under 1 min"
+    return f"{words} · " if work.known else ""
 
 
 def train_command(world: World, options: str) -> str:
@@ -318,8 +319,8 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
     first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
         first = f"canal-mpi evaluate {quoted}   (play again; --video)"
-    found = f"{folder}/report.html   Results" if report else "none yet   Results"
-    return f" Report: {found}: {folder}/run.h5\n Next:\n   {first}\n   {other}"
+    page = f" Report:  {folder}/report.html\n" if report else ""
+    return f"{page} Results: {folder}/run.h5\n Next:\n   {first}\n   {other}"
 
 
 def short_path(path: Path) -> str:

@@ -46,7 +46,8 @@ def score_table(job: Job, tasks: Columns) -> list[str]:
     refer = any(compared(job, name) for name in names)
     wide = max(map(len, ("task", *names)))
     head = f" {'task':<{wide}}" + f"{'random':>10}{'human':>9}" * refer
-    head += f"{f'mean of {agents} agents' if agents > 1 else 'score':>20}" + f"{'HNS':>8}" * refer
+    head += f"{f'mean of {agents} agents' if agents > 1 else 'score':>{20 if agents > 1 else 12}}"
+    head = f"{head:<{wide + 21 + 19 * refer}}" + f"{'HNS':>8}" * refer
     lines = [f"{head}   {'learnt by':<11} taught to"]
     for name in names:
         here = tasks["task"] == name.encode()
@@ -121,6 +122,8 @@ def time_line(tasks: Columns, dead: Sequence[int], seconds: float | None) -> str
     # Agents start and end together: who was done before the slowest one waited for it.
     parts["waiting for others"] += float((slowest - spent).sum())
     parts["start and files"] += (wall - slowest) * len(agents)
+    if len(agents) == 1:  # there is nobody to wait for but the disk
+        parts["start and files"] += parts.pop("waiting for others")
     total = max(wall * len(agents), 1e-9)
     told = [
         f"{name} {100 * part / total:.0f} %"
