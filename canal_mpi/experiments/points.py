@@ -70,10 +70,10 @@ def name_of(settings: dict[str, str]) -> str:
 
 
 def resolved(flags: Layer, job_file: str | None = None, environ: Any = None) -> Job:
-    """The job as a run of it would write it down."""
+    """The job as a run of it would write it down; all runs together get one report."""
     from canal_mpi import envs
 
-    job = envs.named(config.resolve(flags, job_file, environ))
+    job = replace(envs.named(config.resolve(flags, job_file, environ)), report=False)
     if not job.share.lessons:
         return job
     lessons = str(Path(job.share.lessons).absolute())
@@ -225,7 +225,7 @@ def what_differs(there: Job, agents: int, point: Point) -> str:
 
     How lessons are used means nothing without sharing; 0 agents: their number is not known.
     """
-    odd = config.differences(there, point.job)
+    odd = config.differences(replace(there, report=point.job.report), point.job)
     if there.share.policy == point.job.share.policy == "none":
         rehearsal = "reuse.temperature"  # old tasks are imitated with it, too
         odd = {k: both for k, both in odd.items() if not k.startswith("reuse.") or k == rehearsal}

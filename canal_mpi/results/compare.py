@@ -20,7 +20,7 @@ from canal_mpi.results.measures import (
 from canal_mpi.results.reader import Run
 
 TOLD = (0.5, 0.8, 1.0)  # the p of TA(p)
-NAMES = {"seed", "name", "preset"}  # settings that don't make another experiment
+NAMES = {"seed", "name", "preset", "report"}  # settings that don't make another experiment
 
 
 class Measured(Evaluations):
