@@ -57,7 +57,7 @@ def score_table(job: Job, tasks: Columns) -> list[str]:
             hns, pair = human_normalised(name, level), RANDOM_AND_HUMAN[name]
         line = f" {name:<{wide}}" + f"{digits(pair[0], 1):>10}{digits(pair[1], 1):>9}" * refer
         line += f"{digits(level, 1):>12} {f'± {error:.1f}' if error >= 0 else '':<7}"
-        line += f"{'–' if isnan(hns) else f'{100 * hns:.0f} %':>8}" * refer
+        line += f"{'–' if isnan(hns) else f'{round(100 * hns)} %':>8}" * refer
         own, others = (ranges(tasks["agent"][here][who]) for who in (~taught, taught))
         lines.append(f"{line}   {own:<11} {others}".rstrip())
     return lines
