@@ -14,12 +14,11 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
 from canal_mpi.rank import display
 from canal_mpi.rank.display import Display
-from canal_mpi.rank.plan import Device, Plan
-from canal_mpi.rank.summary import ranges, summary
-from canal_mpi.rank.workload import Workload
+from canal_mpi.rank.plan import Device, Plan, Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.progress import duration
 from canal_mpi.results.store import Rows, RunInfo, Store
+from canal_mpi.results.summary import ranges, summary
 
 
 @pytest.fixture(autouse=True)

@@ -119,7 +119,7 @@ def test_lessons_of_an_earlier_run_are_learnt_from(tmp_path: Path) -> None:
     options = (*SMOKE, *LAZY, "--lessons", str(first))
     result = run(["canal-mpi", "train", *options, "--out", str(alone)])
     assert result.code == 0, result.err
-    assert "9 lessons of" in result.out
+    assert "3 lessons of" in result.out  # of those who played: the others had no rows to offer
     assert all("before" in donors for _, donors in learnt(alone / "run.h5").values())
     assert mpirun(2, "train", *options, "--topology", "none", "--out", str(again)).code == 0
     assert all("before" in donors for _, donors in learnt(again / "run.h5").values())

@@ -20,8 +20,8 @@ from canal_mpi.settings import Job
 from canal_mpi.state import random_stream
 
 HELD_OUT = (0.05, 1000)  # of the teacher's rows: the part that is held out, and the most of it
-CHECK_INTERVAL = 100  # updates between two measurements of the agreement with the teacher
-IMPROVEMENT = 0.02  # smaller relative improvements of the KL don't count
+CHECK_INTERVAL = 250  # updates between two measurements of the agreement with the teacher
+IMPROVEMENT = 0.01  # smaller relative improvements of the KL don't count
 MAX_PLATEAUS = 4  # checks without improvement; each halves the learning rate, the last one stops
 
 

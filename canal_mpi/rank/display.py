@@ -20,13 +20,12 @@ from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import STARTED, nobody_reads, terminal
-from canal_mpi.rank.plan import Plan
-from canal_mpi.rank.summary import summary
-from canal_mpi.rank.workload import Workload
+from canal_mpi.rank.plan import Plan, Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.progress import duration, progress_lines, remaining
 from canal_mpi.results.store import Store
+from canal_mpi.results.summary import summary
 from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 10.0  # seconds between two plain lines
