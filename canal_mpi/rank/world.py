@@ -162,8 +162,11 @@ class World:
             return
         from mpi4py import MPI
 
+        from canal_mpi.topology.transport import deadline
+
         self.agents = self.size - number
-        self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
+        with deadline():
+            self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
         for rank in range(self.agents, self.size):
             self.heartbeat.names[rank] += " (env server)"
 
