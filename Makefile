@@ -9,18 +9,21 @@ JOB ?= quick
 SEED ?= 1
 COUNT ?= 200
 
-.PHONY: train test test-all check chaos clean setup
+.PHONY: train test test-all test-long check chaos clean setup
 
 train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
 
 test: check .venv-mpich/ready  ## everything that needs only pip
-	@failed=0; $(PYTEST) -m "not root and not mpi" -n 2 --dist loadfile || failed=1; \
-	$(PYTEST) -m "mpi and not root" || failed=1; exit $$failed
+	@failed=0; $(PYTEST) -m "not root and not mpi and not long" -n 2 --dist loadfile || failed=1; \
+	$(PYTEST) -m "mpi and not root and not long" || failed=1; exit $$failed
 
 test-all: .venv/dev .venv-mpich/ready  ## what needs root or Debian packages
 	tools/debian-packages
-	$(PYTEST) -m root
+	$(PYTEST) -m "root and not long"
+
+test-long: .venv/dev .venv-mpich/ready  ## tests of many minutes, which neither test nor test-all runs
+	$(PYTEST) -m long
 
 check: .venv/dev  ## lint and types
 	$(RUN) ruff check .
