@@ -1,4 +1,4 @@
-"""`canal-mpi bench`: how fast this machine is, told by a short training run and by two ranks.
+"""`canal-mpi bench`: how fast this machine is, told by a short training run.
 
 Comparisons with other libraries, and with what the hardware could do, are scripts in benchmarks/.
 """
@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from canal_mpi import __version__
-from canal_mpi.errors import RankFailed, UsageError
+from canal_mpi.errors import RankFailed
 from canal_mpi.interfaces import Array
-from canal_mpi.launch.doctor import measure_links
 from canal_mpi.results.reader import load
 
 BLOCK = 100  # steps of one measurement
 WARM_UP = 5  # blocks before the first one: things are loaded and compiled, learning begins
-SECONDS = 60.0  # for two ranks to start and measure
 
 
 class Figure(NamedTuple):
@@ -40,21 +38,6 @@ def figure(values: Array, unit: str) -> Figure:
 
 
 def measure(task: str, blocks: int) -> dict[str, Figure]:
-    """Everything that is measured, by name."""
-    found = _training(task, blocks)
-    try:
-        answer = measure_links([(0, 1)], [], SECONDS, None)
-    except UsageError:  # no mpirun here
-        return found
-    if answer.trouble:
-        raise RankFailed(f"two ranks can't be measured: {answer.trouble}")
-    latency, rate = answer.facts["0-1"]
-    found["message between two ranks"] = figure(np.array([latency * 1e6]), "µs")
-    found["data between two ranks"] = figure(np.array([rate / 1e6]), "MB/s")
-    return found
-
-
-def _training(task: str, blocks: int) -> dict[str, Figure]:
     """A real run of one agent with one update per step, as its files tell."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")

@@ -41,7 +41,7 @@ def test_the_command_measures_this_machine(mpi: str) -> None:
     assert {"cpu", "cores", "load", "canal-mpi"} == found["machine"].keys()
     medians = {name: row["median"] for name, row in found["figures"].items()}
     assert 0 < medians["training"] < medians["environment"]
-    assert medians["update"] > 0 and medians["data between two ranks"] > 0
+    assert medians["update"] > 0
 
 
 def test_figures_are_lines_for_people() -> None:

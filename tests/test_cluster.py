@@ -60,12 +60,10 @@ def test_settings_of_a_host_reach_its_agent(hosts: Path) -> None:
     assert agents["threads"].tolist() == [1, 2]
 
 
-def test_doctor_finds_three_hosts_fit_and_measures_their_links(mpi: str, hosts: Path) -> None:
+def test_doctor_finds_three_hosts_fit(mpi: str, hosts: Path) -> None:
     options = over(hosts, "alpha\nbeta:1\ngamma slots=1\n")
     result = canal(hosts, mpi, "doctor", *options, "--job", "smoke", "--out", f"{hosts}/shared")
     assert result.code == 0, result.out + result.err
-    for pair in ("alpha to beta", "alpha to gamma", "beta to gamma"):
-        assert f"{pair}: " in result.out
     assert "Fit to run." in result.out
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from canal_mpi.launch.launcher_log import MAX_BOX, SSH_TROUBLES, LauncherLog, ask_hosts
+from canal_mpi.launch.supervise import MAX_BOX, SSH_TROUBLES, Ended, ask_hosts
 
 OPEN_MPI = b"""ssh: connect to host beta port 22: Connection refused
 ------------------------------------------------------------
@@ -31,8 +31,8 @@ NO_PROGRAM = (
 )
 
 
-def heard(text: bytes) -> tuple[str, LauncherLog]:
-    log = LauncherLog()
+def heard(text: bytes) -> tuple[str, Ended]:
+    log = Ended()
     return "".join(log.filter(text.splitlines(keepends=True))), log
 
 

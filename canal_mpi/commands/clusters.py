@@ -107,8 +107,8 @@ def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: An
 
     Without a hostfile this machine is checked. Each host is asked through mpirun itself: can it be
     reached, has it the same versions of Python, canal-mpi, torch, MPI and ALE, do the games load,
-    does the device work, are there memory and disk for the job, is its clock right, how fast are
-    the links between neighbors. Exit code 1 if something is wrong, with what to do about it.
+    does the device work, are there memory and disk for the job, is its clock right, do ranks on
+    all hosts reach each other. Exit code 1 if something is wrong, with what to do about it.
     """
     from canal_mpi import envs
     from canal_mpi.config import resolve

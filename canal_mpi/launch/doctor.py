@@ -1,27 +1,40 @@
-"""`canal-mpi doctor`: checks this machine, or every host of a hostfile, through mpirun."""
+"""`canal-mpi doctor`: checks this machine, or every host of a hostfile, through mpirun.
 
+mpirun starts this module on each host as a program that prints one line of JSON: `check FOLDER
+DEVICE GAME,GAME` tells what a job depends on there, `status FOLDER` what run.h5 in that folder
+says, `meet` (a rank on each host) whether the ranks reach each other.
+"""
+
+import json
+import os
+import platform
+import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
+from time import time
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from canal_mpi import __version__, envs
 from canal_mpi.config import on_host
-from canal_mpi.envs import common_spaces
 from canal_mpi.errors import UsageError
 from canal_mpi.launch.hostfile import Host
 from canal_mpi.launch.mpirun import INSTALL, Command, build_command, find_mpi
-from canal_mpi.launch.supervise import Answer, ask_program
-from canal_mpi.settings import Job
-from canal_mpi.topology.graphs import edges
+from canal_mpi.launch.supervise import ANSWER, ASK, ask_program
+from canal_mpi.results.status import status_of
+from canal_mpi.settings import Job, TaskConfig
+from canal_mpi.topology import Tag
 
-MODULE = [sys.executable, "-m", "canal_mpi.launch.probe"]
 VERSIONS = {  # must be the same everywhere
     "python": "install the same Python (major.minor) everywhere",
     "canal-mpi": "install the same canal-mpi everywhere (the digest tells code that was changed)",
@@ -35,7 +48,6 @@ ROOM = {
 }
 COLUMNS = ("machine", *VERSIONS, "games", "device", "cores", *ROOM)
 MAX_CLOCK_OFFSET = 2.0  # seconds: it shows in the times of logs and files
-SLOW_LINK = 1e6  # bytes per second; below, lessons take longer than playing
 AT_ONCE = 8  # hosts that are asked at the same time
 PROCESS_BYTES = 300 << 20  # of a rank before it has a row
 WIDTH = 200  # characters of a line that no terminal shows
@@ -103,7 +115,7 @@ class CheckReport:
             table.add_row(*host.row(), style="red" if host.host in failed else "green")
         console.print(table)
         for words in self.notes:
-            console.print(f" {words}.", markup=False)
+            console.print(f" note: {words}.", markup=False)
         for name, words in self.problems:
             console.print(f" {name}: {words}.", style="red", markup=False)
         number = len(self.problems)
@@ -122,29 +134,31 @@ class CheckRequest:
 
 
 def check(request: CheckRequest) -> CheckReport:
-    """Check every host, then the links between them if all answered."""
+    """Check every host, then whether they reach each other if all answered."""
     no_mpi = ""
     try:
         find_mpi()
     except UsageError as error:
         if request.hosts or "both" in str(error):
             raise
-        no_mpi = f"note: no mpirun here: one agent can train; for more, {INSTALL}"
+        no_mpi = f"no mpirun here: one agent can train; for more, {INSTALL}"
     here = _check_host(Host("this machine"), request)
-    if here.no_answer or not request.hosts:
-        report = CheckReport([here])
-    else:
+    report = CheckReport([here])
+    if request.hosts and not here.no_answer:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            found = pool.map(lambda host: _check_host(host, request), request.hosts)
-            report = CheckReport(list(found))
+            report.hosts = list(pool.map(lambda host: _check_host(host, request), request.hosts))
     for host in report.hosts:
         report.problems += [(host.host, words) for words in host.problems(here.facts)]
         if host.ranks > (cores := host.facts.get("cores", host.ranks)):
-            report.notes.append(f"note: {host.host} has {cores} cores for {host.ranks} ranks")
+            report.notes.append(f"{host.host} has {cores} cores for {host.ranks} ranks")
     if no_mpi:
         report.notes.append(no_mpi)
     elif not any(host.no_answer for host in report.hosts):
-        _measure_links(report, request)
+        each = [Host(host.name, 2 if len(request.hosts) == 1 else 1) for host in request.hosts]
+        ranks, network = max(len(each), 2), request.network
+        together = build_command(ranks, ["meet"], each, network=network, program_=ASK)
+        if trouble := ask_program(together, request.seconds).trouble:
+            report.problems.append(("mpirun", f"ranks don't reach each other: {trouble}"))
     return report
 
 
@@ -155,14 +169,14 @@ def _check_host(host: Host, request: CheckRequest) -> HostCheck:
     job, found = on_host(request.job, host.name), HostCheck(host.name, host.ranks)
     games = ",".join(task for task in job.tasks if task in atari_games())
     words = ["check", str(request.folder), job.learn.device, games]
-    command = Command([*MODULE, *words])
-    if request.hosts and host in request.hosts:
+    command = Command([*ASK, *words])
+    if host in request.hosts:
         there = [Host(host.name)]
-        command = build_command(1, words, there, network=request.network, program_=MODULE)
+        command = build_command(1, words, there, network=request.network, program_=ASK)
     answer = ask_program(command, request.seconds)
     found.facts, found.no_answer = answer.facts, answer.trouble
     found.clock_offset = float(answer.facts.pop("time", answer.arrived)) - answer.arrived
-    row_bytes = common_spaces(job.tasks, job.task).row_bytes
+    row_bytes = envs.common_spaces(job.tasks, job.task).row_bytes
     lessons = min(job.train.steps, job.share.rows) * 32 * len(job.tasks)
     saved = 3 * (min(job.train.steps, job.replay.buffer_size) + job.rehearsal.rows) * row_bytes
     held = (job.replay.buffer_size + 2 * job.rehearsal.rows) * row_bytes
@@ -171,42 +185,88 @@ def _check_host(host: Host, request: CheckRequest) -> HostCheck:
     return found
 
 
-def _measure_links(report: CheckReport, request: CheckRequest) -> None:
-    """Latency and bandwidth between hosts that are neighbors in the job's topology."""
-    names, pairs = ["a rank", "another one here"], [(0, 1)]
-    if len(request.hosts) > 1:
-        names, pairs = [host.name for host in request.hosts], neighbor_hosts(request)
-    if not pairs:
-        return
-    answer = measure_links(pairs, request.hosts, request.seconds, request.network)
-    if answer.trouble:
-        report.problems.append(("mpirun", f"ranks don't reach each other: {answer.trouble}"))
-    for pair, (latency, rate) in answer.facts.items():
-        a, b = (names[int(end)] for end in pair.split("-"))
-        report.notes.append(f"{a} to {b}: {latency * 1e3:.2f} ms, {rate / 1e6:.0f} MB/s")
-        if rate < SLOW_LINK:
-            words = f"only {decimal(int(rate))}/s: use a cable instead of Wi-Fi"
-            report.problems.append(("network", f"{a} to {b}: {words}, or another --network"))
+def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any]:
+    """What a job depends on at this host; what can't be found out is under `troubles`."""
+    from canal_mpi.learn.networks import choose_device
+    from canal_mpi.rank.world import code_digest
+
+    questions: dict[str, Callable[[], Any]] = {
+        "machine": platform.machine,
+        "python": lambda: ".".join(platform.python_version_tuple()[:2]),
+        "canal-mpi": lambda: f"{__version__} {code_digest()}",
+        "torch": lambda: version("torch"),
+        "mpi": _mpi,
+        "ale-py": lambda: version("ale-py"),
+        "games": lambda: sum(_loads(game) for game in games),
+        "device": lambda: choose_device(device),
+        "cores": lambda: len(os.sched_getaffinity(0)),
+        "memory": lambda: int(psutil.virtual_memory().available),
+        "disk": lambda: _disk(folder),
+    }
+    facts, troubles = dict[str, Any](), {}
+    for name, question in questions.items():
+        try:
+            facts[name] = question()
+        except Exception as error:
+            first = (str(error) or type(error).__name__).splitlines()[0]
+            troubles[name] = f"{type(error).__name__}: {first}"[:300]
+    return facts | {"troubles": troubles}
 
 
-def measure_links(
-    pairs: Sequence[tuple[int, int]], hosts: Sequence[Host], seconds: float, network: str | None
-) -> Answer:
-    """Seconds one way and bytes per second by pair, as in `0-1`: of hosts, or of two ranks here."""
-    words = ["links", ",".join(f"{a}-{b}" for a, b in pairs)]
-    each = [Host(host.name, 2 if len(hosts) == 1 else 1) for host in hosts]
-    ranks = max(len(hosts), 2)
-    command = build_command(ranks, words, each, network=network, program_=MODULE)
-    return ask_program(command, seconds + len(pairs))
+def _mpi() -> str:
+    """The MPI library that this environment loads, as in `Open MPI v5.0.11`; nothing if none."""
+    from canal_mpi.rank.world import mpi_library
+
+    with suppress(ImportError, RuntimeError):
+        return mpi_library()
+    return ""
 
 
-def neighbor_hosts(request: CheckRequest) -> list[tuple[int, int]]:
-    """Pairs of hosts whose agents hear each other."""
-    hosts, job = request.hosts, request.job
-    of_rank = [k for k, host in enumerate(hosts) for _ in range(host.ranks)]
-    agents = [k for k in of_rank if not hosts[k].is_env_server]
-    names = [hosts[k].name for k in agents]
-    joined = edges(job.share.topology, len(agents), job.seed, names)
-    serving = [(k, s) for k in agents for s in of_rank if hosts[s].is_env_server]
-    pairs = [(agents[a], agents[b]) for a, b in joined] + serving
-    return sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]})
+def _loads(game: str) -> bool:
+    import numpy as np
+
+    envs.make_game(game, TaskConfig(), np.random.SeedSequence(0)).close()
+    return True
+
+
+def _disk(folder: Path) -> int:
+    """Bytes that are free where the run goes."""
+    there = next(path for path in (folder, *folder.parents) if path.is_dir())
+    if not os.access(there, os.W_OK):
+        raise PermissionError(f"{there} can't be written to")
+    return shutil.disk_usage(there).free
+
+
+def meet() -> int:
+    """On every rank: exchange a word with every other one."""
+    from canal_mpi.rank.shutdown import Shutdown, run_guarded
+
+    def exchange(shutdown: Shutdown) -> None:
+        world = shutdown.world
+        others = [rank for rank in range(world.size) if rank != world.rank]
+        for peer in others:
+            world.polled.post(b"", peer, Tag.FILE)
+        for peer in others:
+            world.polled.collect(peer, Tag.FILE, 0, "meeting")
+        world.finish()
+        if world.is_root:
+            print(f"{ANSWER}{json.dumps({'met': world.size})}", flush=True)
+
+    return run_guarded(exchange)
+
+
+def main() -> None:
+    """Answer a question about this host; the time comes last, for who compares clocks."""
+    question, *rest = sys.argv[1:]
+    if question == "meet":
+        sys.exit(meet())
+    if question == "status":
+        facts: dict[str, Any] = {"status": status_of(Path(rest[0]))}
+    else:
+        folder, device, games = rest
+        facts = check_here(Path(folder), device, [name for name in games.split(",") if name])
+    print(f"{ANSWER}{json.dumps(facts | {'time': time()})}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -187,15 +187,11 @@ def _own_address(network: str) -> str:
     """The address of this machine in a subnet such as 10.0.0.0/24."""
     import psutil  # not for --help
 
-    addresses = [a.address for nic in psutil.net_if_addrs().values() for a in nic]
-    try:
+    with suppress(ValueError, StopIteration):
         subnet = ip_network(network, strict=False)
-    except ValueError as error:
-        raise UsageError(f"--network {network}: {error}; as in 10.0.0.0/24 or eth0.") from error
-    found = [a for a in addresses if "." in a and ip_address(a) in subnet]
-    if not found:
-        raise UsageError(f"--network {network}: this machine has no address in it.")
-    return str(found[0])
+        addresses = [a.address for nic in psutil.net_if_addrs().values() for a in nic]
+        return str(next(a for a in addresses if "." in a and ip_address(a) in subnet))
+    raise UsageError(f"--network {network}: expected a subnet such as 10.0.0.0/24, or eth0.")
 
 
 @contextmanager

@@ -1,12 +1,19 @@
-"""`canal-mpi launch`: runs an mpirun to its end, stops it politely, and says how it ended."""
+"""`canal-mpi launch`: runs an mpirun to its end, stops it politely, and says how it ended.
+
+What mpirun itself prints is held back. Each MPI words a host that can't be used in its own way, or
+does not name it, so after a failed start every host is asked by ssh: what ssh says, and which
+programs are missing there, names the host at fault.
+"""
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +24,6 @@ from typing import IO, Any, TextIO
 
 from canal_mpi.errors import ProtocolError, RankFailed, Stopped, UsageError
 from canal_mpi.launch.hostfile import Host, is_here, total
-from canal_mpi.launch.launcher_log import LauncherLog, ask_hosts
 from canal_mpi.launch.mpirun import (
     Command,
     Process,
@@ -37,8 +43,47 @@ INTERRUPTED = 130
 LAST_OUTPUT = 3.0  # seconds in which what was printed may still arrive
 SAVE_TIME = 60.0  # seconds for the ranks to save and stop after --max-time
 REMOTE_TIME = 60.0  # seconds for another host to answer
-ANSWER = "canal-mpi-answer "  # before the JSON that a program on another host prints
 DONE = ("finished", "degraded")  # the latter: with --ft, without the agents that died
+ASK = [sys.executable, "-m", "canal_mpi.launch.doctor"]  # a program for other hosts
+ANSWER = "canal-mpi-answer "  # before the JSON that it prints
+
+BORDER = re.compile(r"[-=]{60,}\s*")
+LAUNCHER_LINE = re.compile(
+    r"ssh: |no such identity: |No \S+ host key is known for |.*Permission denied \("
+    r"|Host key verification failed|Warning: Permanently added"
+    r"|\[(mpiexec|proxy|cli)[@_0-9:]|Proxy at|=  |YOUR APPLICATION TERMINATED|This typically refers"
+    r"|Please see the FAQ|.*/(prted|hydra_pmi_proxy): |Fatal error in|Abort\("
+    r"|\[[^ ]+:\d+\] (plm|PMIX|PRTE)|\[\d+\.\d+\] \[.* UCX "
+)
+MAX_LINES = 400  # that are kept
+MAX_BOX = 40  # lines between two borders
+HOPELESS = "execvp error on file"  # MPICH's other ranks would wait for minutes
+# What mpirun says, and what is then said.
+EXPLANATIONS = {
+    r"not enough slots": "the hosts have fewer slots than ranks are asked for: lower -n, or give "
+    "a host more ranks in the hostfile.",
+    r"unable to\s+(reach each other|complete a TCP connection)|Unreachable|Launch proxy failed": ""
+    "mpirun could not connect the hosts: open the firewall between them, or name the network that "
+    "they share with --network 10.0.0.0/24; `canal-mpi doctor --hostfile FILE` checks every host.",
+}
+SSH_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent")
+SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15")
+ANSWER_TIME = 30.0  # seconds
+AT_ONCE = 32  # hosts
+NO_SSH = 255  # exit code of ssh itself
+# What ssh says of a host, and what is then said: what is wrong and what to do.
+SSH_TROUBLES = {
+    "Could not resolve hostname": "host {host} is unknown: check its spelling in the hostfile, or "
+    "add its address to /etc/hosts of this machine",
+    "Connection refused": "{host} refuses ssh: start sshd there (sudo systemctl enable --now ssh), "
+    "or name its port in ~/.ssh/config",
+    "Permission denied": "{host} lets nobody in without a password: ssh-copy-id to it, until "
+    "`ssh {host} true` asks nothing",
+    "Host key verification failed": "ssh does not know the key of {host}: type `ssh {host} true` "
+    "once, compare the key and accept it",
+    "": "{host} does not answer ({reason}): switch it on, or look for a firewall and a wrong "
+    "address; `ping` tells",
+}
 
 Say = Callable[[str], None]
 
@@ -83,12 +128,40 @@ def command_for(request: LaunchRequest) -> Command:
 
 @dataclass
 class Ended:
-    """How an mpirun ended: its code, why it was stopped, and what it said itself."""
+    """How an mpirun ended, and what it said itself on both of its streams."""
 
     code: int = 0
     stop_signal: str = ""  # the first one that came
     timed_out: bool = False  # whether it had to be ended
-    log: LauncherLog = field(default_factory=LauncherLog)
+    lines: list[str] = field(default_factory=list)  # mpirun's own
+    rank_spoke: bool = False  # whether a rank has said itself what is wrong
+    hopeless: bool = False  # whether mpirun would only wait for a rank that can't start
+    host_trouble: str = ""  # what is wrong with a host
+
+    def filter(self, stream: Iterable[bytes]) -> Iterator[str]:
+        """The lines of one stream; empty in the place of those that are mpirun's own."""
+        box = 0  # lines that mpirun may still print before the border that ends its box
+        for data in stream:
+            line = data.decode(errors="replace")
+            border = BORDER.fullmatch(line) is not None
+            if line.startswith("canal-mpi:"):
+                self.rank_spoke |= "warning:" not in line
+                yield "" if self.hopeless or self.timed_out else line  # it is about being killed
+            elif border or box or LAUNCHER_LINE.match(line):
+                self.lines += [line] if len(self.lines) < MAX_LINES else []
+                self.hopeless |= HOPELESS in line
+                box = MAX_BOX * (box == 0) if border else max(box - 1, 0)
+                yield ""
+            else:
+                yield line
+
+    def explanation(self) -> str:
+        """What is wrong and what to do, as one sentence; empty where the words are unknown."""
+        if self.host_trouble:
+            return f"{self.host_trouble}."
+        text = "".join(self.lines)
+        found = (words for sign, words in EXPLANATIONS.items() if re.search(sign, text))
+        return next(found, "")
 
 
 class Supervisor:
@@ -124,17 +197,16 @@ class Supervisor:
             ended.code = process.wait()
             for reader in readers:
                 reader.join(LAST_OUTPUT)
-        silent = ended.log.hopeless or not (ended.log.rank_spoke or ended.stop_signal)
+        silent = ended.hopeless or not (ended.rank_spoke or ended.stop_signal)
         if ended.code and silent:
-            ended.log.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
+            ended.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
         return ended
 
     def _read(self, stream: IO[bytes], write: Say) -> None:
         """Pass on what one stream of mpirun says until it closes."""
-        for line in self._ended.log.filter(stream):
-            if not self._ended.timed_out:  # else it is about being killed
-                write(line)
-            if self._ended.log.hopeless and self._process is not None:
+        for line in self._ended.filter(stream):
+            write(line)
+            if self._ended.hopeless and self._process is not None:
                 send_signal(self._process, signal.SIGTERM)
 
     @contextmanager
@@ -178,14 +250,14 @@ def launch(request: LaunchRequest, command: Command) -> int:
     ended = Supervisor(command, limit, say).run(out, err)
     code, words = judge(request, ended)
     if words.startswith("mpirun ended"):
-        err("".join(ended.log.lines))
+        err("".join(ended.lines))
     say(words)
     return code
 
 
 def judge(request: LaunchRequest, ended: Ended) -> tuple[int, str]:
     """The exit code of a job that ended, and what is said about it beside what its ranks said."""
-    log, code = ended.log, ended.code if ended.code in OUR_CODES else RankFailed.code
+    code = ended.code if ended.code in OUR_CODES else RankFailed.code
     if ended.timed_out:
         words = f"the ranks did not stop within {SAVE_TIME:.0f} s after --max-time was over and "
         words += f"were killed; what was saved before is safe.{request.hint}"
@@ -199,11 +271,11 @@ def judge(request: LaunchRequest, ended: Ended) -> tuple[int, str]:
         return code, request.hint.strip() if request.hosts else ""
     if ended.stop_signal:
         words = f"interrupted ({ended.stop_signal}); what was saved is safe.{request.hint}"
-        return code if code == ended.code else INTERRUPTED, "" if log.rank_spoke else words
-    if log.rank_spoke and not log.hopeless:
+        return code if code == ended.code else INTERRUPTED, "" if ended.rank_spoke else words
+    if ended.rank_spoke and not ended.hopeless:
         return code, ""
     number = f"signal {-ended.code}" if ended.code < 0 else f"code {ended.code}"
-    return code, log.explanation() or f"mpirun ended with {number}.{request.hint}"
+    return code, ended.explanation() or f"mpirun ended with {number}.{request.hint}"
 
 
 def writer(out: TextIO) -> Say:
@@ -225,9 +297,8 @@ def _status(request: LaunchRequest, folder: Path) -> str:
     here = status_of(folder)
     if here in DONE or not request.hosts or is_here(request.hosts[0].name):
         return here
-    words, ask = ["status", str(folder)], [sys.executable, "-m", "canal_mpi.launch.probe"]
-    first = [Host(request.hosts[0].name)]
-    there = build_command(1, words, first, network=request.network, program_=ask)
+    words, first = ["status", str(folder)], [Host(request.hosts[0].name)]
+    there = build_command(1, words, first, network=request.network, program_=ASK)
     return str(ask_program(there, REMOTE_TIME).facts.get("status", "out of reach"))
 
 
@@ -256,5 +327,40 @@ def ask_program(command: Command, seconds: float) -> Answer:
     if not answer.facts:
         late = f"no answer within {seconds:.0f} s: is it busy, or firewalled?"
         words = late if ended.timed_out else (said or [f"the check ended with {ended.code}"])[-1]
-        answer.trouble = ended.log.explanation().rstrip(".") or words
+        answer.trouble = ended.explanation().rstrip(".") or words
     return answer
+
+
+def ask_hosts(hosts: Iterable[str], programs: Sequence[str]) -> str:
+    """What is wrong with the first other host that ssh can't reach or that lacks a program."""
+    if "SLURM_JOB_ID" in os.environ or os.environ.get("HYDRA_LAUNCHER", "ssh") != "ssh":
+        return ""  # ssh is not what starts ranks there
+    others = [host for host in hosts if not is_here(host)]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = pool.map(lambda host: _ask(host, programs), others)
+        return next(filter(None, found), "")
+
+
+def _ask(host: str, programs: Sequence[str]) -> str:
+    set_by = [os.environ.get(name) for name in SSH_VARIABLES]
+    ssh = next(filter(None, set_by), "ssh")
+    command = [*shlex.split(ssh), *SSH_OPTIONS, host, shlex.join(["ls", *programs])]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ANSWER_TIME,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # no terminal, so ssh can't ask for a password
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    if done.returncode == NO_SSH:
+        reason = done.stderr.strip().rpartition(": ")[2]
+        words = next(words for sign, words in SSH_TROUBLES.items() if sign in done.stderr)
+        return words.format(host=host, reason=reason)
+    missing = [program for program in programs if program not in done.stdout.splitlines()]
+    where = "install canal-mpi with the same MPI at the same path on every host"
+    return f"{host} has no {missing[0]}: {where}" if missing else ""

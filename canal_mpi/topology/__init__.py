@@ -14,6 +14,5 @@ class Tag(IntEnum):
     FILE = 34  # a checkpoint that another host holds
     STOP = 35
     HISTORY = 36  # rows of earlier rounds, after a death
-    PING = 37  # between hosts, for the doctor
     ENV_REQUEST = 100  # these two plus the number of the channel
     ENV_ANSWER = 300
