@@ -36,16 +36,26 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class Spaces:
-    """What observations look like and how many actions there are."""
+    """What observations look like and how many actions there are.
+
+    An observation stacks `stack` frames along its first axis, oldest first; replay rows and lessons
+    hold only the newest one of each (`frame_shape`).
+    """
 
     shape: tuple[int, ...]
     dtype: str
     actions: int
+    stack: int = 1
+
+    @property
+    def frame_shape(self) -> tuple[int, ...]:
+        """The shape of one frame of an observation."""
+        return (self.shape[0] // self.stack, *self.shape[1:])
 
     @property
     def row_bytes(self) -> int:
         """Bytes that one replay row takes: state, action, reward, flags."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize + 1 + 4 + 1
+        return int(np.prod(self.frame_shape)) * np.dtype(self.dtype).itemsize + 1 + 4 + 1
 
 
 class Step(NamedTuple):

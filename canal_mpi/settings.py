@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
-from canal_mpi.learn import ALGORITHMS, HEADS, LOSSES, NETWORKS, REUSE_MODES, REWARDS
+from canal_mpi.learn import ALGORITHMS, HEADS, INPUTS, LOSSES, NETWORKS, REUSE_MODES, REWARDS
 from canal_mpi.membuf.selection import CHOOSERS, POLICIES
 from canal_mpi.topology import graphs
 
@@ -37,6 +37,7 @@ class TaskConfig:
     noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
     repeat_action_probability: float = setting(0.0, "of the emulator: sticky actions", 0, 1)
     random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
+    frame_stack: int = setting(2, "newest frames that an Atari observation consists of", 1, 16)
     max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
 
 
@@ -68,7 +69,7 @@ class LearnConfig:
     lr: float = setting(5e-4, "learning rate of Adam", 1e-300, 10)
     lr_decay_fraction: float = setting(0.5, "last part of training, in which lr falls to 0", 0, 1)
     gamma: float = setting(0.99, "discount of the next step", 0, 1)
-    batch_size: int = setting(128, "rows in a batch", 1, 1_000_000)
+    batch_size: int = setting(32, "rows in a batch", 1, 1_000_000)
     updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
     learning_starts: int = setting(200, "rows of play before the first update", 1)
     layer_norm: bool = setting(True, "LayerNorm before every ReLU")
@@ -82,7 +83,11 @@ class LearnConfig:
     reward: str = setting("clip", "by its sign, as it is, or scaled", names=REWARDS)
     max_grad_norm: float = setting(0.0, "largest norm of a gradient; 0: unlimited", 0)
     terminal_on_life_loss: bool = setting(True, "a lost life stops bootstrapping")
-    scale_input: bool = setting(True, "divide byte observations by 255")
+    input: str = setting(
+        "change",
+        "bytes raw, scaled (/ 255), or scaled with their change from frame to frame",
+        names=INPUTS,
+    )
     device: str = setting("cpu", "auto: cuda where it works", names=("cpu", "cuda", "auto"))
     threads: int = setting(1, "compute threads of a rank", 1, 1024)
 
@@ -262,12 +267,18 @@ Layer = dict[str, Any]  # dotted key -> value
 EXPANSIONS: Mapping[tuple[str, Any], Layer] = {
     ("task.variant", "fs4"): {"task.frame_skip": 4, "task.noop_max": 30},
     ("task.variant", "orig"): {"task.frame_skip": 1, "task.noop_max": 0},
-    ("task.obs", "pixels"): {"learn.network": "cnn", "replay.buffer_size": 10_000},
+    ("task.obs", "pixels"): {
+        "task.frame_stack": 4,
+        "learn.network": "cnn",
+        "learn.input": "scale",
+        "replay.buffer_size": 10_000,
+    },
 }
 
 PRESETS: Mapping[str, Layer] = {
     "": {},
     "canal": {
+        "task.frame_stack": 1,
         "learn.lr": 1e-5,
         "learn.lr_decay_fraction": 0.0,
         "learn.gamma": 0.99,
@@ -285,7 +296,7 @@ PRESETS: Mapping[str, Layer] = {
         "learn.reward": "none",
         "learn.max_grad_norm": 0.0,
         "learn.terminal_on_life_loss": False,
-        "learn.scale_input": False,
+        "learn.input": "raw",
         "rehearsal.ratio": 0.0,
         "rehearsal.rows": 100_000,
         "rehearsal.distill_coef": 0.0,

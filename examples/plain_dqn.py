@@ -22,7 +22,7 @@ class PlainDQN(Learner):
 
     def __init__(self, spaces: Spaces, job: Job, seed: Callable[[str], int]) -> None:
         self.config = config = job.learn
-        self.scale = 1 / 255 if config.scale_input and spaces.dtype == "|u1" else 1.0
+        self.scale = 1 / 255 if config.input != "raw" and spaces.dtype == "|u1" else 1.0
         torch.manual_seed(seed("network"))
         layers: list[nn.Module] = []
         inputs = prod(spaces.shape)

@@ -190,7 +190,7 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "reward": "none",
         "max_grad_norm": 0.0,
         "terminal_on_life_loss": False,
-        "scale_input": False,
+        "input": "raw",
         "device": "cpu",
         "threads": 1,
     }
@@ -390,8 +390,8 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
             "train.rounds = 3, but the job has 2 tasks.",
         ),
         (
-            {"replay.buffer_size": 100},
-            "replay.buffer_size = 100: expected at least 128, a batch and learn.n_step steps of "
+            {"replay.buffer_size": 31},
+            "replay.buffer_size = 31: expected at least 32, a batch and learn.n_step steps of "
             "each environment.",
         ),
         ({"learn.lr": 0}, "learn.lr = 0.0: expected at least 1e-300."),

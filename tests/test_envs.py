@@ -136,9 +136,10 @@ def test_each_of_the_ten_games_shows_its_ram_and_takes_18_actions() -> None:
     for task in TEN_GAMES:
         game = atari_game(task)
         obs = game.reset()
-        assert obs.shape == (128,)
+        assert obs.shape == (256,)
         assert obs.dtype == np.uint8
-        assert game.spaces == Spaces((128,), "|u1", 18)
+        assert game.spaces == Spaces((256,), "|u1", 18, stack=2)
+        assert np.array_equal(obs[:128], obs[128:])  # the first frame fills the stack
         assert game.actions == list(range(18))
         turns = play(game, range(18))
         assert len({turn[0].tobytes() for turn in turns}) > 1
@@ -148,20 +149,23 @@ def test_each_of_the_ten_games_shows_its_ram_and_takes_18_actions() -> None:
 def test_a_step_is_the_emulators_own_frames_added_up() -> None:
     for task, skip in [("RoadRunner", 4), ("Alien", 4), ("Krull", 1)]:
         game, ale = atari_game(task, TaskConfig(frame_skip=skip, noop_max=0)), emulator(task)
-        assert np.array_equal(game.reset(), ale.getRAM())
+        before = game.reset()
+        assert np.array_equal(before[128:], ale.getRAM())
         for action in some_actions(120):
             obs, reward, flags = game.step(action)
+            assert np.array_equal(obs[:128], before[128:])  # oldest first
             expected = 0.0
             for _ in range(skip):
                 expected += ale.act(action)
                 if ale.game_over():
                     break
             assert reward == expected
-            assert np.array_equal(obs, ale.getRAM())
+            assert np.array_equal(obs[128:], ale.getRAM())
             assert bool(flags & TERMINATED) == ale.game_over()
+            before = obs
             if ale.game_over():
                 ale.reset_game()
-                game.reset()
+                before = game.reset()
 
 
 @atari
@@ -270,11 +274,14 @@ def averaged(screen: Array) -> Array:
 @atari
 def test_frames_are_area_averages_of_two_merged_screens() -> None:
     for task in ["RoadRunner", "Frostbite"]:
-        game, ale = atari_game(task, TaskConfig(noop_max=0, obs="pixels")), emulator(task)
+        game, ale = (
+            atari_game(task, TaskConfig(noop_max=0, obs="pixels", frame_stack=4)),
+            emulator(task),
+        )
         obs = game.reset()
         assert obs.shape == (4, 84, 84)
         assert obs.dtype == np.uint8
-        assert game.spaces == Spaces((4, 84, 84), "|u1", 18)
+        assert game.spaces == Spaces((4, 84, 84), "|u1", 18, stack=4)
         first = averaged(ale.getScreenGrayscale())
         assert all(np.abs(frame - first).max() <= 1 for frame in obs)
         before = obs
@@ -521,9 +528,9 @@ def test_vectors_of_one_job_are_filled_up_to_the_longest() -> None:
 
 
 def test_atari_spaces_need_no_emulator() -> None:
-    assert common_spaces(TEN_GAMES, TaskConfig()) == Spaces((128,), "|u1", 18)
-    pixels = common_spaces(TEN_GAMES, TaskConfig(obs="pixels"))
-    assert pixels == Spaces((4, 84, 84), "|u1", 18)
+    assert common_spaces(TEN_GAMES, TaskConfig()) == Spaces((256,), "|u1", 18, stack=2)
+    pixels = common_spaces(TEN_GAMES, TaskConfig(obs="pixels", frame_stack=4))
+    assert pixels == Spaces((4, 84, 84), "|u1", 18, stack=4)
 
 
 def test_bytes_and_numbers_in_one_job_are_refused() -> None:

@@ -226,9 +226,9 @@ def test_learning_lowers_the_loss(way: Any) -> None:
 # Input
 
 
-@pytest.mark.parametrize("scale", [True, False])
-def test_bytes_are_scaled_where_the_job_says_so(way: Any, scale: bool) -> None:
-    config = replace(SMALL, scale_input=scale, lr=1e-3)
+@pytest.mark.parametrize("kind", ["scale", "raw"])
+def test_bytes_are_scaled_where_the_job_says_so(way: Any, kind: str) -> None:
+    config = replace(SMALL, input=kind, lr=1e-3)
     learner = learner_of(BYTES, config, 4)
     plain = plain_copy(learner)
     batch = batch_of(BYTES)
@@ -238,7 +238,7 @@ def test_bytes_are_scaled_where_the_job_says_so(way: Any, scale: bool) -> None:
 
 def test_numbers_are_never_scaled() -> None:
     states = batch_of(VECTOR).states
-    scaled, plain = (learner_of(VECTOR, replace(SMALL, scale_input=on), 4) for on in (True, False))
+    scaled, plain = (learner_of(VECTOR, replace(SMALL, input=kind), 4) for kind in ("scale", "raw"))
     assert np.array_equal(scaled.act(states), plain.act(states))
     assert scaled.update(batch_of(VECTOR)) == plain.update(batch_of(VECTOR))
 

@@ -13,7 +13,7 @@ from small import random_batch
 from canal_mpi.interfaces import Array, Batch, Spaces
 from canal_mpi.learn import networks
 from canal_mpi.learn.dqn import make_backend, td_loss
-from canal_mpi.learn.fast_mlp import MAX_ROWS, FastBackend, array_of
+from canal_mpi.learn.fast_mlp import MAX_ROWS, FastBackend, FastQNetwork, array_of, inputs_of
 from canal_mpi.learn.networks import Dueling, TorchBackend
 from canal_mpi.settings import LearnConfig
 
@@ -27,12 +27,12 @@ Kind = type[FastBackend | TorchBackend]
 class _Net:
     """A trunk and a head as pieces, by one kind of maker, from the same first weights."""
 
-    def __init__(self, layer_norm: bool, kind: Kind, factor: float = 1) -> None:
+    def __init__(self, layer_norm: bool, kind: Kind, spaces: Spaces = SPACES) -> None:
         config = LearnConfig(widths=(16, 12), layer_norm=layer_norm, per_task_input=False)
-        maker = kind(SPACES, config)
+        maker = kind(spaces, config)
         self.trunk, self.head = pieces = (maker.block("trunk", 3), maker.block("head", 4))
-        self.online = maker.q_network(pieces, factor)
-        self.target = maker.q_network(pieces, factor, target=True)
+        self.online = maker.q_network(pieces)
+        self.target = maker.q_network(pieces, target=True)
 
     def learn(self, batch: Batch, huber: bool = True) -> None:
         best = self.online.q_values(batch.next_states).argmax(axis=1)
@@ -65,16 +65,31 @@ def test_values_of_kernels_are_those_of_the_modules(layer_norm: bool) -> None:
 
 
 @NORMS
-def test_bytes_are_multiplied_by_the_factor_in_both_ways(layer_norm: bool) -> None:
-    obs = np.random.default_rng(1).integers(0, 256, (4, 10), dtype=np.uint8)
+def test_bytes_are_prepared_alike_in_both_ways(layer_norm: bool) -> None:
     slope = np.ones((4, 6), dtype=np.float32)
-    found = []
-    for net in (_Net(layer_norm, kind, 1 / 255) for kind in (FastBackend, TorchBackend)):
-        values = net.online.forward(obs).copy()
-        net.online.backward(slope)
-        found.append((values, net.gradients()))
-    np.testing.assert_allclose(found[0][0], found[1][0], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-4, atol=1e-5)
+    for stack in (1, 2, 5):
+        obs = np.random.default_rng(stack).integers(0, 256, (4, 10), dtype=np.uint8)
+        found = []
+        for kind in (FastBackend, TorchBackend):
+            net = _Net(layer_norm, kind, Spaces((10,), "|u1", 6, stack))
+            values = net.online.forward(obs).copy()
+            net.online.backward(slope)
+            found.append((values, net.gradients()))
+        for ours, plain in zip(*found, strict=True):
+            np.testing.assert_allclose(ours, plain, rtol=0, atol=1e-5)
+
+
+def test_stacked_bytes_become_the_newest_ones_and_logarithms_of_changes() -> None:
+    layer = (np.eye(6, dtype=np.float32), *(np.zeros(n, np.float32) for n in (6, 0, 0)))
+    obs = np.array([[0, 15, 255, 0, 0, 255]], dtype=np.uint8)
+    for stack, expected in [
+        (1, [0, 15 / 255, 1, 0, 0, 1]),
+        (2, [0, -1, 0, 0, 0, 1]),
+        (3, [2, -1, -2, 2, 0, 1]),
+    ]:
+        inputs = inputs_of(Spaces((6,), "|u1", 6, stack), LearnConfig(input="change"))
+        found = FastQNetwork([layer], [], inputs).q_values(obs)[0]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @NORMS

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from helpers import SPACES, Move, Player, number_of, observation
 
-from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Batch, Columns
-from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, Recipe
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Batch, Columns, Spaces, Step
+from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, Recipe, observations
 from canal_mpi.membuf.replay import Replay
 
 GAMMA = 0.9
@@ -392,3 +392,33 @@ def test_more_than_ten_lessons_come_back_in_their_order() -> None:
     replay = Replay(SPACES, 30, Recipe(50, GAMMA))
     replay.begin([lesson(seed, 5 + seed)[0] for seed in range(1, 13)])
     assert_same_draws(replay, restored(replay, 30))
+
+
+def test_frames_stored_once_are_drawn_as_the_stacks_that_the_agent_saw() -> None:
+    spaces, rng = Spaces((6,), "<f4", 2, stack=3), np.random.default_rng(4)
+    replay = Replay(spaces, 80, Recipe(16, 0.9, n_step=2), streams=2)
+    seen: dict[float, list[float]] = {}  # by the number of the newest frame: the whole stack
+    stacks = [np.zeros(3), np.zeros(3)]
+
+    def show(stream: int, number: float, start: bool) -> Array:
+        stack = np.full(3, number) if start else np.append(stacks[stream][1:], number)
+        stacks[stream], seen[number] = stack, stack.tolist()
+        return np.repeat(stack, 2)
+
+    replay.own.start(np.stack([show(stream, stream + 0.5, True) for stream in range(2)]))
+    for k in range(1, 300):
+        flags = rng.choice([0, 0, 0, 0, TERMINATED, TRUNCATED, LIFE], size=2).astype(np.uint8)
+        obs = np.stack([show(s, 10 * k + s, False) for s in range(2)])
+        start = obs.copy()
+        for s in np.flatnonzero(flags & (TERMINATED | TRUNCATED)):
+            start[s] = show(int(s), 10 * k + s + 0.5, True)
+        replay.own.add(np.zeros(2, int), Step(obs, np.zeros(2), flags, start))
+        if k < 20:
+            continue
+        batch = replay.sample(rng)
+        streams = replay.own.export_streams()
+        edge = {float(frame[0]) for rows in streams for frame in rows["state"][:2]}  # no past left
+        drawn = [batch.states, batch.next_states[batch.discounts > 0]]
+        for states in (*drawn, *(observations(rows, spaces) for rows in streams)):
+            for stack in states[:, ::2].tolist():
+                assert stack == seen[stack[-1]] or stack[-1] in edge

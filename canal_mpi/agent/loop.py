@@ -12,6 +12,7 @@ from canal_mpi.agent.recorder import Recorder
 from canal_mpi.agent.state import NoCheckpoints, TaskProgress, TaskSchedule, agent_state_dict
 from canal_mpi.errors import DamagedData, NotRepeatable, logger
 from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
+from canal_mpi.membuf.buffer import observations
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay
@@ -309,7 +310,7 @@ class Agent:
             if lesson is teacher:
                 self.learner.set_teacher(lesson.network)
                 rows, held = hold_out(rows, *HELD_OUT, self.stream("hold out"))
-                self.held_out = held["state"]
+                self.held_out = observations(held, self.replay.spaces)
             (
                 same if lesson.offer.task == self.task else others.setdefault(lesson.offer.task, [])
             ).append(rows)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from canal_mpi.config import with_tasks
-from canal_mpi.envs.atari import PIXELS, AtariGame, atari_games
+from canal_mpi.envs.atari import AtariGame, atari_games, atari_spaces
 from canal_mpi.envs.gym import GymGame
 from canal_mpi.errors import DamagedData, RankFailed, UsageError, suggestion
 from canal_mpi.interfaces import (
@@ -158,18 +158,19 @@ def common_spaces(tasks: Sequence[str], config: TaskConfig) -> Spaces:
     first = found[tasks[0]]
     for task, spaces in found.items():
         vectors = len(spaces.shape) == len(first.shape) == 1
-        if spaces.dtype != first.dtype or (spaces.shape != first.shape and not vectors):
+        alike = (spaces.dtype, spaces.stack) == (first.dtype, first.stack)
+        if not alike or (spaces.shape != first.shape and not vectors):
             raise UsageError(
                 f"tasks of one job must look alike: '{tasks[0]}' observes {first.dtype} "
                 f"{first.shape}, '{task}' {spaces.dtype} {spaces.shape}."
             )
     shape = max((spaces.shape for spaces in found.values()), key=prod)
-    return Spaces(shape, first.dtype, max(spaces.actions for spaces in found.values()))
+    return replace(first, shape=shape, actions=max(one.actions for one in found.values()))
 
 
 def _spaces_of(task: str, config: TaskConfig) -> Spaces:
     if task in atari_games():
-        return Spaces(PIXELS if config.obs == "pixels" else (128,), "|u1", 18)
+        return atari_spaces(config)
     game = make_game(task, config, np.random.SeedSequence(0))
     game.close()
     return game.spaces

@@ -1,4 +1,4 @@
-"""Atari games on the emulator itself, seen as RAM or as stacked grey frames."""
+"""Atari games on the emulator itself, seen as stacked frames: RAM or grey pictures."""
 
 from functools import cache
 from typing import Any, ClassVar, cast
@@ -13,7 +13,7 @@ from canal_mpi.settings import TaskConfig
 from canal_mpi.state import rng_state, set_rng_state
 
 TWO_PLAYERS = {"combat", "joust", "maze_craze", "warlords"}
-PIXELS = (4, 84, 84)
+SIDE = 84  # of a grey frame
 
 
 @cache
@@ -71,8 +71,16 @@ class Emulator:
         del self.idle[:-MOST_IDLE]
 
 
+def atari_spaces(config: TaskConfig) -> Spaces:
+    """What every game looks like: the newest `frame_stack` frames, oldest first."""
+    stack, actions = config.frame_stack, 18
+    if config.obs == "pixels":
+        return Spaces((stack, SIDE, SIDE), "|u1", actions, stack)
+    return Spaces((128 * stack,), "|u1", actions, stack)
+
+
 class AtariGame:
-    """One game on the Arcade Learning Environment, seen as RAM or as stacked grey frames."""
+    """One game on the Arcade Learning Environment."""
 
     def __init__(self, task: str, config: TaskConfig, seed: np.random.SeedSequence) -> None:
         self.config = config
@@ -81,10 +89,9 @@ class AtariGame:
         self._emulator: Emulator | None = Emulator.of(task)
         self.ale = self._emulator.ale
         self.actions = [int(action.value) for action in self.ale.getLegalActionSet()]
-        pixels = config.obs == "pixels"
-        self.spaces = Spaces(PIXELS if pixels else (128,), "|u1", len(self.actions))
-        self._ram = np.zeros(128, dtype=np.uint8)
-        self._screen = Screen(self.ale) if pixels else None
+        self.spaces = atari_spaces(config)
+        self._frames = np.zeros((config.frame_stack, *self.spaces.frame_shape), dtype=np.uint8)
+        self._screen = Screen(self.ale) if config.obs == "pixels" else None
         self._steps = self._lives = self._last_action = 0
         self._shown = False  # whether the screen shows this game already
 
@@ -99,7 +106,9 @@ class AtariGame:
         self._steps, self._lives = 0, self.ale.lives()
         if self._screen:
             self._screen.clear()
-        return self._look()
+        self._look()
+        self._frames[:] = self._frames[-1]  # the first frame fills the stack
+        return self._frames.reshape(self.spaces.shape).copy()
 
     def _restart(self) -> None:
         assert self._emulator is not None
@@ -142,10 +151,13 @@ class AtariGame:
         return flags | TRUNCATED if self._steps >= self.config.max_steps else flags
 
     def _look(self) -> Array:
+        """Take in the current frame and give the stack."""
+        self._frames[:-1] = self._frames[1:]
         if self._screen:
-            return self._screen.look()
-        self.ale.getRAM(self._ram)
-        return self._ram.copy()
+            self._frames[-1] = self._screen.look()
+        else:
+            self.ale.getRAM(self._frames[-1])
+        return self._frames.reshape(self.spaces.shape).copy()
 
     def state_dict(self) -> Columns:
         """The emulator and all around it, so that the episode can go on elsewhere."""
@@ -155,6 +167,7 @@ class AtariGame:
             "emulator": np.frombuffer(emulator, dtype=np.uint8),
             "counters": np.array(counters, dtype="<i8"),
             "rng": rng_state(self.rng),
+            "frames": self._frames.copy(),
         }
         return held | (self._screen.state_dict() if self._screen else {})
 
@@ -162,6 +175,7 @@ class AtariGame:
         """Go on where `state` was taken."""
         self._steps, self._lives, self._last_action = (int(c) for c in state["counters"])
         set_rng_state(self.rng, state["rng"])
+        self._frames[:] = state["frames"]
         self.ale.restoreState(ale_py.ALEState(state["emulator"].tobytes()))
         if self._screen:
             self._screen.load_state_dict(state)
@@ -180,19 +194,18 @@ class AtariGame:
 
 
 class Screen:
-    """Grey frames of 84 x 84 by area averaging, the last four stacked, oldest first."""
+    """Grey frames of 84 x 84 by area averaging."""
 
     def __init__(self, ale: Any) -> None:
         self.ale = ale
         height, width = ale.getScreenDims()
         self._now = np.zeros((height, width), dtype=np.uint8)
         self._before = np.zeros_like(self._now)
-        self._rows, self._columns = _averaging(height, 84), _averaging(width, 84).T.copy()
-        self.frames = np.zeros(PIXELS, dtype=np.uint8)
+        self._rows, self._columns = _averaging(height, SIDE), _averaging(width, SIDE).T.copy()
         self._fresh = False
 
     def clear(self) -> None:
-        """A new episode: the first frame fills the stack."""
+        """A new episode: its first frame is merged with none before it."""
         self._fresh = True
 
     def note(self) -> None:
@@ -200,25 +213,22 @@ class Screen:
         self.ale.getScreenGrayscale(self._before)
 
     def look(self) -> Array:
-        """Take in the current screen and give the stack."""
+        """The current screen."""
         self.ale.getScreenGrayscale(self._now)
         merged = self._now if self._fresh else np.maximum(self._now, self._before)
         small = self._rows @ merged.astype(np.float32) @ self._columns
-        self.frames[:-1] = self.frames[1:]
-        self.frames[-1] = np.rint(small)
-        if self._fresh:
-            self.frames[:] = self.frames[-1]
         self._fresh = False
         self._before[:] = self._now  # without frame skip the next look merges with this one
-        return self.frames.copy()
+        frame: Array = np.rint(small).astype(np.uint8)
+        return frame
 
     def state_dict(self) -> Columns:
-        """The stack and the frame that the next look may merge with."""
-        return {"frames": self.frames.copy(), "before": self._before.copy()}
+        """The frame that the next look may merge with."""
+        return {"before": self._before.copy()}
 
     def load_state_dict(self, state: Columns) -> None:
         """Go on where `state` was taken."""
-        self.frames[:], self._before[:] = state["frames"], state["before"]
+        self._before[:] = state["before"]
         self._fresh = False
 
 

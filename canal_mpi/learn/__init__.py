@@ -11,5 +11,6 @@ NETWORKS: Mapping[str, str] = {
 }
 LOSSES = ("huber", "mse")
 HEADS = ("shared", "per_task", "separate")
+INPUTS = ("raw", "scale", "change")
 REWARDS = ("clip", "none", "scale")
 REUSE_MODES = ("replay", "mix", "distill", "adopt")

@@ -52,9 +52,7 @@ class Backend(Protocol):
         """A new block; an input layer is the first layer of what the trunk would be alone."""
         ...
 
-    def q_network(
-        self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
-    ) -> QNetwork:
+    def q_network(self, blocks: Sequence[ParamBlock], target: bool = False) -> QNetwork:
         """The network of these blocks, or of their targets."""
         ...
 
@@ -88,8 +86,6 @@ class DQN(Learner):
         self.temperature, self._seed = job.reuse.temperature, seed
         self.backend = make_backend(spaces, job.learn)
         self.device = self.backend.device  # told in /agents
-        scaled = job.learn.scale_input and spaces.dtype == "|u1"
-        self.input_scale = 1 / 255 if scaled else 1.0
         self.blocks: dict[str, ParamBlock] = {}
         self._networks: dict[str, TaskNetwork] = {}
         self.ewc = EWC(job.rehearsal.ewc_alpha)
@@ -203,8 +199,8 @@ class DQN(Learner):
             names = self.block_names(task)
             blocks = {name: self._block(part, name) for part, name in names.items()}
             made = list(blocks.values())
-            online = self.backend.q_network(made, self.input_scale)
-            target = self.backend.q_network(made, self.input_scale, target=True)
+            online = self.backend.q_network(made)
+            target = self.backend.q_network(made, target=True)
             self._networks[task] = TaskNetwork(online, target, blocks)
         return self._networks[task]
 
@@ -236,7 +232,7 @@ class DQN(Learner):
         blocks = {part: self.backend.block(part, seed=0) for part in self.block_names(self.task)}
         for part, block in blocks.items():
             block.set(weights[part])
-        self.teacher = self.backend.q_network(list(blocks.values()), self.input_scale)
+        self.teacher = self.backend.q_network(list(blocks.values()))
 
     def agreement(self, obs: Array) -> tuple[float, float]:
         """KL(teacher ‖ own policy) and the fraction of equal greedy actions."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod, sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -91,22 +91,49 @@ def layers_of(config: LearnConfig, part: str) -> slice:
     return slice(0, 1) if part == "input" else slice(1, None)
 
 
+class Inputs(NamedTuple):
+    """How observations become inputs of a network."""
+
+    scale: float  # that they are multiplied by
+    size: int  # the newest so many numbers; those before are changes from frame to frame
+
+
+def inputs_of(spaces: Spaces, config: LearnConfig) -> Inputs:
+    """Only bytes are scaled, and only stacked ones have changes."""
+    size = prod(spaces.shape)
+    if spaces.dtype != "|u1" or config.input == "raw":
+        return Inputs(1.0, size)
+    return Inputs(1 / 255, size // spaces.stack if config.input == "change" else size)
+
+
+CHANGES = np.arange(-255, 256, dtype=np.float32)  # on a logarithmic scale, 15 is 1
+CHANGES = np.sign(CHANGES) * np.log1p(np.abs(CHANGES)) / np.log(np.float32(16))
+
+
 # ── compiled ───────────────────────────────────────────────────────────────────────────────────
 
 
+@inlined
+def _prepare(obs: Any, inputs: Any, scale: Any, size: int, changes: Any) -> None:
+    """Scale observations; of stacked bytes the newest `size` ones, and before them how each one
+    changed from frame to frame."""
+    stacked = inputs.shape[1] - size
+    for i in range(len(obs)):
+        row, x = obs[i], inputs[i]
+        for j in range(stacked):
+            x[j] = changes[255 + np.int64(row[size + j]) - np.int64(row[j])]
+        for j in range(stacked, len(x)):
+            x[j] = np.float32(row[j]) * scale
+
+
 @compiled
-def forward(layers: Any, obs: Any, more: Any, input_scale: float) -> None:
+def forward(layers: Any, obs: Any, more: Any, scale: np.float32, size: int, changes: Any) -> None:
     """Pass observations, and more of them, through all layers; each is (weight, bias, gain, shift,
     x, xhat, rstd, out): its parameters, its input, what LayerNorm keeps for `backward`, and its
     output."""
-    rows, last, scale = len(obs) + len(more), len(layers) - 1, np.float32(input_scale)
-    inputs = layers[0][4]
-    for i in range(len(obs)):
-        for j in range(inputs.shape[1]):
-            inputs[i, j] = np.float32(obs[i, j]) * scale
-    for i in range(len(more)):
-        for j in range(inputs.shape[1]):
-            inputs[len(obs) + i, j] = np.float32(more[i, j]) * scale
+    rows, last, inputs = len(obs) + len(more), len(layers) - 1, layers[0][4]
+    _prepare(obs, inputs, scale, size, changes)
+    _prepare(more, inputs[len(obs) :], scale, size, changes)
     for k in range(len(layers)):
         weight, bias, gain, shift, x, xhat, rstd, out = layers[k]
         np.dot(x[:rows], weight.T, out[:rows])
@@ -286,9 +313,10 @@ class FastQNetwork:
     """Layers in a row, the last one the head; without `grads` it is a target."""
 
     def __init__(
-        self, params: Sequence[LayerParams], grads: Sequence[LayerParams], input_scale: float = 1.0
+        self, params: Sequence[LayerParams], grads: Sequence[LayerParams], inputs: Inputs
     ) -> None:
-        self._params, self._grad_params, self._input_scale = params, grads, input_scale
+        self._params, self._grad_params = params, grads
+        self._inputs = (np.float32(inputs.scale), inputs.size, CHANGES)
         self._allocate(1)
 
     def _allocate(self, rows: int) -> None:
@@ -313,7 +341,7 @@ class FastQNetwork:
         count, rows = len(obs), len(obs) + len(next_obs)
         if rows > self._rows:
             self._allocate(rows)
-        forward(self._layers, obs, next_obs, self._input_scale)
+        forward(self._layers, obs, next_obs, *self._inputs)
         return self._q[:count], self._q[count:rows]
 
     def backward(self, grad: Array) -> None:
@@ -335,7 +363,7 @@ class FastBackend:
     def __init__(self, spaces: Spaces, config: LearnConfig) -> None:
         # SciPy's BLAS, which Numba calls, reads this when the first product loads it.
         os.environ["OPENBLAS_NUM_THREADS"] = str(config.threads)
-        self.config, self.device = config, "cpu"
+        self.config, self.device, self.inputs = config, "cpu", inputs_of(spaces, config)
         self.trunk = Layers((prod(spaces.shape), *config.widths), config.layer_norm)
         self.head = Layers((self.trunk.widths[-1], spaces.actions))
 
@@ -346,12 +374,10 @@ class FastBackend:
         chosen = layers_of(self.config, part)
         return ParamBlock(self.trunk.part(chosen), self.trunk.initial_params(seed, chosen))
 
-    def q_network(
-        self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
-    ) -> FastQNetwork:
+    def q_network(self, blocks: Sequence[ParamBlock], target: bool = False) -> FastQNetwork:
         """The network of these blocks, or of their targets."""
         params = [
             p for b in blocks for p in b.layers.split(b.target_params if target else b.params)
         ]
         grads = [] if target else [g for b in blocks for g in b.layers.split(b.grad)]
-        return FastQNetwork(params, grads, input_scale)
+        return FastQNetwork(params, grads, self.inputs)

@@ -17,7 +17,15 @@ from torch.optim.adam import adam
 from canal_mpi.errors import UsageError, logger, lookup
 from canal_mpi.interfaces import Array, Spaces
 from canal_mpi.learn import NETWORKS, fast_mlp
-from canal_mpi.learn.fast_mlp import ParamBlock, Vector, has_own_input, layers_of
+from canal_mpi.learn.fast_mlp import (
+    CHANGES,
+    Inputs,
+    ParamBlock,
+    Vector,
+    has_own_input,
+    inputs_of,
+    layers_of,
+)
 from canal_mpi.settings import LearnConfig
 
 SEEDING = Lock()  # torch has one random stream for all threads
@@ -86,6 +94,7 @@ class TorchBackend:
         torch.set_num_threads(config.threads)
         torch.set_flush_denormal(True)  # denormal numbers would slow Adam down tenfold
         self.spaces, self.config, self.device = spaces, config, device
+        self.inputs = inputs_of(spaces, config)
         self.features = int(self._trunk().features)  # type: ignore[arg-type]
 
     def block(self, part: str, seed: int) -> ParamBlock:
@@ -97,13 +106,11 @@ class TorchBackend:
             module = nn.Sequential(*list(module)[layers_of(self.config, part)])
         return TorchBlock(module.to(self.device))
 
-    def q_network(
-        self, blocks: Sequence[ParamBlock], input_scale: float, target: bool = False
-    ) -> "TorchQNetwork":
+    def q_network(self, blocks: Sequence[ParamBlock], target: bool = False) -> "TorchQNetwork":
         """The network of these blocks, or of their targets."""
         made = [block for block in blocks if isinstance(block, TorchBlock)]
         modules = [block.target if target else block.module for block in made]
-        return TorchQNetwork(nn.Sequential(*modules), input_scale)
+        return TorchQNetwork(nn.Sequential(*modules), self.inputs)
 
     def _head(self) -> nn.Module:
         kind = Dueling if self.config.dueling else nn.Linear
@@ -156,16 +163,21 @@ class TorchBlock(ParamBlock):
 
 
 class TorchQNetwork:
-    """Any module by autograd; observations are multiplied by `input_scale` first."""
+    """Any module by autograd, of observations that are prepared as for the compiled one."""
 
-    def __init__(self, module: nn.Module, input_scale: float = 1.0) -> None:
-        self.module, self.input_scale = module, input_scale
+    def __init__(self, module: nn.Module, inputs: Inputs) -> None:
+        self.module, self.inputs, self.changes = module, inputs, torch.from_numpy(CHANGES)
         self.device = next(module.parameters()).device
         self._q = torch.zeros(0)
 
     def _through(self, obs: Array) -> Tensor:
         numbers = torch.from_numpy(obs).to(self.device, torch.float32)
-        found: Tensor = self.module(numbers * self.input_scale)
+        scale, size = self.inputs
+        x = numbers * scale
+        if size < x.shape[1]:
+            moved = (numbers[:, size:] - numbers[:, :-size]).long().cpu()
+            x[:, :-size] = self.changes[255 + moved].to(self.device)
+        found: Tensor = self.module(x)
         return found
 
     def forward(self, obs: Array) -> Array:

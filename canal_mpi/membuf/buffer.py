@@ -103,17 +103,33 @@ class Targets:
 FOUND_AT_ONCE = 65536  # rows whose targets are worked out together
 
 
+def observations(rows: Columns, spaces: Spaces) -> Array:
+    """What the agent saw at each row of a lesson: the frames of its observation, stacked."""
+    first = np.ones(len(rows["flags"]), dtype=bool)
+    first[1:] = (rows["flags"][:-1] & (TERMINATED | LAST)) != 0
+    places = [np.arange(len(first))]
+    for _ in range(spaces.stack - 1):
+        places.insert(0, places[0] - ~first[places[0]])
+    stacked = np.stack([rows["state"][place] for place in places], axis=1)
+    return stacked.reshape(-1, *spaces.shape)
+
+
 class Buffer:
-    """A ring of rows, split into one region per environment so that rows stay contiguous."""
+    """A ring of rows, split into one region per environment so that rows stay contiguous.
+
+    A row holds the newest frame of its state; the frames before it are those of the rows before,
+    back to the start of the episode.
+    """
 
     def __init__(self, spaces: Spaces, capacity: int, streams: int = 1) -> None:
         self.spaces = spaces
         self.region = max(capacity // streams, 2) + 1  # one row more for the open end
         rows = self.region * streams
-        self.state_rows: Array = np.zeros((rows, prod(spaces.shape)), dtype=spaces.dtype)
+        self.frame_size = prod(spaces.frame_shape)
+        self.state_rows: Array = np.zeros((rows, self.frame_size), dtype=spaces.dtype)
         self.action = np.zeros(rows, dtype=np.uint8)
         self.reward = np.zeros(rows, dtype=np.float32)
-        self.flags = np.zeros(rows, dtype=np.uint8)
+        self.flags = np.full(rows, LAST, dtype=np.uint8)  # nothing leads to what was never stored
         self.cursor = np.zeros(streams, dtype=np.int64)  # the open row, counted in its region
         self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
         self.base = np.arange(streams, dtype=np.int64) * self.region
@@ -173,7 +189,7 @@ class Buffer:
         """Forget all rows."""
         self.cursor[:] = 0
         self.count[:] = 0
-        self.flags[:] = 0
+        self.flags[:] = LAST
         self._used = self._length = 0
         self._squares[:] = 0
         self._break_targets()
@@ -218,7 +234,7 @@ class Buffer:
 
     def _open(self, stream: int, obs: Array) -> None:
         row = int(self.base[stream] + self.cursor[stream])
-        self.state_rows[row] = obs.reshape(-1)
+        self.state_rows[row] = obs.reshape(-1)[-self.frame_size :]
         self.action[row] = self.reward[row] = 0
         self.flags[row] = LAST
         self._used = max(self._used, row + 1)
@@ -277,7 +293,7 @@ class Buffer:
 
     def _columns(self, rows: Array) -> Columns:
         return {
-            "state": self.state_rows[rows].reshape(-1, *self.spaces.shape),
+            "state": self.state_rows[rows].reshape(-1, *self.spaces.frame_shape),
             "action": self.action[rows],
             "reward": self.reward[rows],
             "flags": self.flags[rows],

@@ -70,7 +70,7 @@ def _check_identity(columns: Columns, offer: Offer) -> None:
 def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
     state, action, reward, flags = (columns[name] for name in ROWS)
     wanted = np.dtype(spaces.dtype).newbyteorder("<").str
-    _require(state.dtype.str == wanted and state.shape[1:] == spaces.shape, "states", state)
+    _require(state.dtype.str == wanted and state.shape[1:] == spaces.frame_shape, "states", state)
     _require(action.dtype == np.uint8 and action.ndim == 1, "actions", action)
     _require(reward.dtype.str == "<f4" and reward.ndim == 1, "rewards", reward)
     _require(flags.dtype == np.uint8 and flags.ndim == 1, "flags", flags)

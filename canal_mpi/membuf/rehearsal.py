@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from canal_mpi.interfaces import Array, Batch, Columns, Spaces
-from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer
+from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, observations
 from canal_mpi.membuf.replay import Sampler
 from canal_mpi.membuf.selection import choose, uniform
 
@@ -45,7 +45,7 @@ class Rehearsal:
             self._put(other, choose(past.rows, room, uniform, past.rows["reward"], rng))
         picked = choose(rows, room, uniform, rows["reward"], rng)
         if len(picked["flags"]) > 1:
-            states = picked["state"]
+            states = observations(picked, self.spaces)
             parts = [values(states[k : k + 512]) for k in range(0, len(states), 512)]
             self._put(task, picked | {"values": np.concatenate(parts).astype("<f4")})
 

@@ -6,17 +6,31 @@ from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import LAST, Array, Batch, Columns, Spaces
+from canal_mpi.interfaces import LAST, TERMINATED, Array, Batch, Columns, Spaces
 from canal_mpi.membuf.buffer import Buffer, Recipe
-from canal_mpi.state import compiled
+from canal_mpi.state import compiled, inlined
 
 ONE = np.float32(1)
+ENDS = TERMINATED | LAST  # flags of a row that the next one does not follow
+
+
+@inlined
+def _copy_stack(state: Any, flags: Any, region: int, row: int, into: Any) -> None:
+    """Copy the frames of a state, newest last; an episode's first frame stands for those before."""
+    size = state.shape[1]
+    for start in range(len(into) - size, -1, -size):
+        for j in range(size):
+            into[start + j] = state[row, j]
+        before = row - 1 if row % region else row + region - 1
+        if flags[before] & ENDS == 0:
+            row = before
 
 
 @compiled
 def _copy_rows(
     rows: Any,
     state: Any,
+    flags: Any,
     action: Any,
     total: Any,
     reach: Any,
@@ -33,9 +47,8 @@ def _copy_rows(
         following = row + (reach[row] >> 1)
         if following // region != row // region:  # rows go on at the start of their region
             following -= region
-        for j in range(state.shape[1]):
-            states[place, j] = state[row, j]
-            next_states[place, j] = state[following, j]
+        _copy_stack(state, flags, region, row, states[place])
+        _copy_stack(state, flags, region, following, next_states[place])
         actions[place], factors[place] = action[row], discounts[reach[row]]
         returns[place] = total[row] / scale
 
@@ -70,7 +83,7 @@ class Sampler:
             raise ValueError("the buffer does not keep track of the targets that are asked for")
         scale = buffer.reward_scale if self.recipe.reward == "scale" else ONE
         known = (targets.total, targets.reach, targets.discounts)
-        played = (buffer.state_rows, buffer.action)
+        played = (buffer.state_rows, buffer.flags, buffer.action)
         _copy_rows(rows, *played, *known, scale, buffer.region, self._columns, where.start)
         return self._batch
 
