@@ -76,9 +76,9 @@ class Batch(NamedTuple):
     next_states: Array
     discounts: Array
     task: str = ""
-    stored_q: Array | None = None  # Q-values that the agent once gave these states
+    stored_q: Array | None = None  # Q-values of the states, by an older network or a donor's
+    distill: float = 0.0  # coefficient of playing as they say, instead of the TD loss
     imitation: float = 0.0  # coefficient of imitating the teacher
-    weight: float = 1.0  # of its gradient
     lr_scale: float = 1.0  # part of the learning rate; it falls to 0 towards the end of a task
 
 
@@ -226,6 +226,10 @@ class Learner(ABC):
     def set_teacher(self, weights: Columns) -> None:
         """Imitate a donor's network from now on; DamagedData where it does not fit."""
         raise DamagedData("this algorithm has no teacher")
+
+    def teacher_q_values(self, obs: Array) -> Array:
+        """What the teacher says of observations; empty: nothing that could be distilled."""
+        return np.zeros((len(obs), 0), dtype=np.float32)
 
     def agreement(self, obs: Array) -> tuple[float, float]:
         """KL(teacher ‖ own policy) and the fraction of equal greedy actions; NaN: no teacher."""

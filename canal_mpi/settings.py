@@ -117,13 +117,15 @@ class ReuseConfig:
         0.0, "own steps after a lesson, as a fraction of train.steps; 0: fewest, 1: improve", 0, 1
     )
     pretrain_updates: float = setting(
-        0.3, "most updates on a lesson before the first own step, as such a fraction", 0, 100
+        0.5, "most updates on a lesson before the first own step, as such a fraction", 0, 100
     )
     lesson_fraction: float = setting(
         0.5, "fraction of a batch drawn from lessons while playing", 0, 1
     )
     temperature: float = setting(
-        0.1, "temperature of imitated policies, of donors and of old tasks", 1e-6
+        1.0,
+        "temperature of imitated policies, in standard deviations of a state's Q-values",
+        1e-6,
     )
     imitation_coef: float = setting(
         1.0, "weight of the imitation loss; it falls to 0 over the own steps", 0

@@ -142,6 +142,7 @@ def small_job(**settings: Any) -> Job:
         "explore.eps_decay": 20.0,
         "rehearsal.rows": 200,
         "reuse.steps": 0.2,
+        "reuse.pretrain_updates": 0.3,
         "share.probe": 30,
         "simnet.updates": 5,
         "evaluation.episodes": 1,

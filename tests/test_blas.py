@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from canal_mpi.interfaces import Array
-from canal_mpi.learn.fast_mlp import FastQNetwork, Layers, adam_step
+from canal_mpi.learn.fast_mlp import FastQNetwork, Inputs, Layers, adam_step
 
 THREADS = """
 import os, sys
@@ -59,7 +59,8 @@ def test_bits_do_not_depend_on_where_memory_starts(rows: int) -> None:
     obs = np.random.default_rng(rows).normal(size=(rows, 40)).astype(np.float32)
     for offset in (0, 4, 16, 36):
         grad = _shifted(np.zeros_like(params), offset)
-        net = FastQNetwork(layers.split(_shifted(params, offset)), layers.split(grad))
+        split = (layers.split(_shifted(params, offset)), layers.split(grad))
+        net = FastQNetwork(*split, Inputs(1.0, 40))
         q = net.forward(_shifted(obs.reshape(-1), offset).reshape(obs.shape)).copy()
         net.backward(q / 7)
         found.append(q.tobytes() + grad.tobytes())

@@ -58,20 +58,21 @@ def test_mse_by_hand_is_the_mean_of_the_squares() -> None:
 def test_imitation_agrees_with_autograd_of_the_divergence(temperature: float) -> None:
     values, teacher = _values(1)[0], _values(2)[0]
     leaf = values.clone().requires_grad_()
-    student = functional.log_softmax(leaf / temperature, 1)
-    wanted = functional.softmax(teacher / temperature, 1)
+    scale = temperature * float(teacher.std(dim=1, correction=0).mean())
+    student = functional.log_softmax(leaf / scale, 1)
+    wanted = functional.softmax(teacher / scale, 1)
     expected = functional.kl_div(student, wanted, reduction="batchmean")
     loss, gradient = policy_kl(values.numpy(), teacher.numpy(), temperature)
     assert loss == pytest.approx(float(expected.detach()))
-    np.testing.assert_allclose(gradient, _autograd(leaf, expected).numpy(), atol=1e-12)
+    np.testing.assert_allclose(gradient, scale * _autograd(leaf, expected).numpy(), atol=1e-9)
 
 
 def test_imitation_by_hand() -> None:
-    # temperature 2: the teacher plays (3/4, 1/4), the student (1/2, 1/2)
+    # a spread of ln 3, twice: the teacher plays (3/4, 1/4), the student (1/2, 1/2)
     teacher = np.array([[2 * math.log(3.0), 0.0]])
-    loss, gradient = policy_kl(np.array([[7.0, 7.0]]), teacher, 2.0)
+    loss, gradient = policy_kl(np.array([[7.0, 7.0]]), teacher, 2 / math.log(3.0))
     assert float(loss) == pytest.approx(0.1308120, abs=1e-6)  # 3/4 ln(3/2) + 1/4 ln(1/2)
-    assert gradient[0].tolist() == pytest.approx([-0.125, 0.125])
+    assert gradient[0].tolist() == pytest.approx([-0.25, 0.25])
 
 
 def test_a_student_that_plays_like_its_teacher_has_nothing_to_imitate() -> None:

@@ -185,23 +185,11 @@ def test_a_part_of_the_learning_rate_moves_weights_by_that_part() -> None:
     assert moved[1] == pytest.approx(moved[0] / 4, rel=1e-3) and moved[2] == 0 < moved[0]
 
 
-def test_old_tasks_weigh_as_much_as_the_imitation_is_steep() -> None:
-    """The gradient of the imitation is 1 / temperature as large as that of other losses."""
-    job = small_job(reuse__imitation_coef=2.0, reuse__temperature=0.5, reuse__steps=0.0)
-    run = _Run(job, Donors([parcel(RIGHT, network=expert(job, RIGHT))]), (LEFT, RIGHT))
-    played = [batch for batch in run.batches if batch.task == LEFT and batch.stored_q is None]
+def test_batches_of_old_tasks_are_distilled() -> None:
+    run = _Run(small_job(rehearsal__distill_coef=2.0), order=(LEFT, RIGHT))
     old = [batch for batch in run.batches if batch.stored_q is not None]
-    assert {batch.weight for batch in played} == {1.0}
-    assert {batch.weight for batch in old} == {5.0}
-
-
-def test_the_weight_of_a_batch_is_that_of_its_gradient() -> None:
-    found = []
-    for weight in (1.0, 3.0):
-        dqn = small_dqn(small_job())
-        dqn.update(random_batch(0)._replace(weight=weight))
-        found.append(dqn.blocks["trunk"].grad.copy())
-    np.testing.assert_allclose(found[1], 3 * found[0], rtol=1e-4, atol=1e-7)
+    assert {(batch.task, batch.distill) for batch in old} == {(LEFT, 2.0)}
+    assert {batch.distill for batch in run.batches if batch.stored_q is None} == {0.0}
 
 
 def test_grad_clip_bounds_the_whole_gradient() -> None:
@@ -292,7 +280,7 @@ def test_double_chooses_by_the_online_network_and_no_target_means_none(
 @pytest.mark.parametrize("rows", [0, 60, 120])
 def test_memory_rows_bound_what_is_kept_of_all_tasks(rows: int) -> None:
     run = _Run(small_job(rehearsal__rows=rows, train__steps=150), order=(RIGHT, LEFT))
-    kept = [len(past.rows["flags"]) for past in run.agent.rehearsal.tasks.values()]
+    kept = [len(past.export_all()["flags"]) for past in run.agent.rehearsal.tasks.values()]
     assert sum(kept) <= rows
     assert (len(kept) > 0) == (rows > 0)
     if rows == 120:
@@ -311,19 +299,19 @@ def test_the_rehearsal_ratio_is_a_probability(ratio: float, low: float, high: fl
 
 @pytest.mark.parametrize("alpha", [1.0, 2.5])
 def test_alpha_weighs_playing_an_old_task_as_before(alpha: float) -> None:
-    """Values of 0 are two actions by chance; the stored ones, 3 and 0, always the first."""
-    dqn = small_dqn(small_job(rehearsal__distill_coef=alpha, reuse__temperature=0.5))
+    """Values of 0 are two actions by chance; the stored ones, 3 and 0, have a spread of 1.5."""
+    dqn = small_dqn(small_job(reuse__temperature=0.5 / 1.5))
     _set_head(dqn, [0.0, 0.0])
     stored = np.tile(np.array([3.0, 0.0], dtype=np.float32), (8, 1))
-    found, grad = dqn.loss(random_batch(0)._replace(stored_q=stored))
+    found, grad = dqn.loss(random_batch(0)._replace(stored_q=stored, distill=alpha))
     chance = 1 / (1 + exp(-6))
     apart = log(2) + chance * log(chance) + (1 - chance) * log(1 - chance)
-    assert found == pytest.approx(0.5 * alpha * apart, rel=1e-4)
+    assert found == pytest.approx(alpha * apart, rel=1e-4)
     assert grad[0] / alpha == pytest.approx([(0.5 - chance) / 8, (chance - 0.5) / 8], rel=1e-4)
 
 
 def test_without_alpha_old_rows_are_learnt_from_as_new_ones() -> None:
-    batch, job = random_batch(0), small_job(rehearsal__distill_coef=0.0)
+    batch, job = random_batch(0), small_job()
     dqn, plain = (small_dqn(job) for _ in range(2))
     assert dqn.update(batch._replace(stored_q=np.ones((8, 2), dtype="<f4"))) == plain.update(batch)
     assert np.array_equal(dqn.blocks["trunk"].grad, plain.blocks["trunk"].grad)
@@ -374,7 +362,7 @@ def test_the_mode_decides_what_a_lesson_is_used_for(mode: str, steps: int, updat
     run = _Run(job, _lesson(job))
     assert (run.task()["env_steps"], run.task()["updates"]) == (steps, updates)
     assert run.task()["source"] == "lesson" and run.task()["donors"] == "1"
-    assert run.taught == {mode in ("distill", "adopt")} == {run.batches[0].imitation > 0}
+    assert run.taught == {mode in ("distill", "adopt")} == {run.batches[0].distill > 0}
 
 
 def test_adopt_starts_from_the_donors_weights() -> None:
@@ -477,13 +465,15 @@ def test_the_temperature_is_that_of_the_imitated_policy(temperature: float) -> N
 def test_imitate_weighs_the_policy_kl(weight: float) -> None:
     job = small_job(reuse__imitation_coef=weight, reuse__steps=0.0)
     run = _Run(job, _lesson(job))
-    assert {batch.imitation for batch in run.batches} == {weight}
+    assert {batch.distill for batch in run.batches} == {weight}
+    assert all((batch.stored_q is not None) == (weight > 0) for batch in run.batches)
 
 
 def test_imitation_fades_over_the_own_steps() -> None:
     job = small_job(reuse__imitation_coef=2.0, reuse__steps=0.5)
     run = _Run(job, _lesson(job))
-    found = [batch.imitation for batch in run.batches]
+    found = [batch.imitation + batch.distill for batch in run.batches]
+    assert {batch.imitation for batch in run.batches[:12]} == {0.0}
     assert found == pytest.approx([2.0] * 12 + [2 - 0.1 * step for step in range(20)])
 
 

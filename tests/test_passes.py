@@ -80,13 +80,15 @@ def test_bytes_are_prepared_alike_in_both_ways(layer_norm: bool) -> None:
 
 
 def test_stacked_bytes_become_the_newest_ones_and_logarithms_of_changes() -> None:
-    layer = (np.eye(6, dtype=np.float32), *(np.zeros(n, np.float32) for n in (6, 0, 0)))
+    none = np.zeros(0, dtype=np.float32)
+    layer = (np.eye(6, dtype=np.float32), np.zeros(6, dtype=np.float32), none, none)
     obs = np.array([[0, 15, 255, 0, 0, 255]], dtype=np.uint8)
-    for stack, expected in [
+    cases: list[tuple[int, list[float]]] = [
         (1, [0, 15 / 255, 1, 0, 0, 1]),
         (2, [0, -1, 0, 0, 0, 1]),
         (3, [2, -1, -2, 2, 0, 1]),
-    ]:
+    ]
+    for stack, expected in cases:
         inputs = inputs_of(Spaces((6,), "|u1", 6, stack), LearnConfig(input="change"))
         found = FastQNetwork([layer], [], inputs).q_values(obs)[0]
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)

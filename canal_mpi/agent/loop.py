@@ -14,7 +14,7 @@ from canal_mpi.errors import DamagedData, NotRepeatable, logger
 from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
 from canal_mpi.membuf.buffer import observations
 from canal_mpi.membuf.lesson import Lesson
-from canal_mpi.membuf.rehearsal import Rehearsal
+from canal_mpi.membuf.rehearsal import Rehearsal, with_q_values
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import best_first, hold_out, one_after_another
 from canal_mpi.settings import Job
@@ -186,22 +186,21 @@ class Agent:
 
     def update(self, lr_scale: float = 1.0) -> None:
         """One update of the current task and, on top of it, some of old ones."""
-        imitation = self.progress.imitation
         if self.replay.others and self.draws.random() < self.job.reuse.lesson_fraction:
             batch, average_grad = self.replay.sample_other(self.draws), None
         else:
             batch, average_grad = self.batch_of_the_task(), self.sharing.sync.average_grad
-            batch = batch._replace(imitation=imitation)
+            coef, known = self.progress.imitation, batch.stored_q is not None
+            batch = batch._replace(distill=coef) if known else batch._replace(imitation=coef)
         self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale), average_grad))
         if average_grad is not None:
             self.sharing.note_waiting()
-        # Next to the steep imitation Adam would hardly hear old tasks: they speak up as much.
-        weight = 1 + imitation / self.job.reuse.temperature
         while (
             self.rehearsal.others(self.task) and self.draws.random() >= 1 - self.job.rehearsal.ratio
         ):
             old = self.rehearsal.sample(self.task, self.draws)
-            self.learner.update(old._replace(lr_scale=lr_scale, weight=weight))
+            coef = self.job.rehearsal.distill_coef
+            self.learner.update(old._replace(lr_scale=lr_scale, distill=coef))
 
     def lr_scale(self, over: float) -> float:
         """Part of the learning rate when that part of the training is over: it ends at 0."""
@@ -314,6 +313,9 @@ class Agent:
             (
                 same if lesson.offer.task == self.task else others.setdefault(lesson.offer.task, [])
             ).append(rows)
+        if teacher:
+            q_values = self.learner.teacher_q_values
+            same = [with_q_values(rows, self.replay.spaces, q_values) for rows in same]
         self.replay.begin(same, {task: one_after_another(rows) for task, rows in others.items()})
 
     def remember(self, lessons: list[Lesson]) -> None:

@@ -20,6 +20,7 @@ from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, array_of, has_own_
 from canal_mpi.settings import Job, LearnConfig
 from canal_mpi.state import compiled, strip_prefix, with_prefix
 
+SMALLEST = 1e-6  # temperature
 HALF, ONE, TWO = (np.float32(number) for number in (0.5, 1, 2))  # keep single precision
 
 
@@ -110,7 +111,7 @@ class DQN(Learner):
         """
         network = self.network(batch.task)
         loss, grad_q = self.loss(batch)
-        network.online.backward(np.float32(batch.weight) * grad_q)
+        network.online.backward(grad_q)
         blocks = network.blocks.values()
         if average_grad:
             _average(blocks, average_grad)
@@ -129,12 +130,9 @@ class DQN(Learner):
     def loss(self, batch: Batch) -> tuple[float, Array]:
         """The loss of a batch and its gradient in the Q-values, for `backward`."""
         online = self.network(batch.task).online
-        if batch.stored_q is not None and self.rehearsal.distill_coef:
-            # Rehearse: play an old task as the stored Q-values say. The temperature makes the
-            # gradient as long as that of other losses.
+        if batch.stored_q is not None and batch.distill:
             loss, grad_q = policy_kl(online.forward(batch.states), batch.stored_q, self.temperature)
-            coef = self.rehearsal.distill_coef * self.temperature
-            return coef * loss, np.float32(coef) * grad_q
+            return batch.distill * loss, np.float32(batch.distill) * grad_q
         q, targets = self._q_and_targets(batch)
         loss, grad_q = td_loss(q, batch.actions, targets, self.config.loss == "huber")
         if batch.imitation and self.teacher is not None:
@@ -234,11 +232,17 @@ class DQN(Learner):
             block.set(weights[part])
         self.teacher = self.backend.q_network(list(blocks.values()))
 
+    def teacher_q_values(self, obs: Array) -> Array:
+        """What the teacher says of observations."""
+        if self.teacher is None:
+            return super().teacher_q_values(obs)
+        return self.teacher.q_values(obs.reshape(len(obs), -1)).copy()
+
     def agreement(self, obs: Array) -> tuple[float, float]:
         """KL(teacher ‖ own policy) and the fraction of equal greedy actions."""
         if self.teacher is None:
             return super().agreement(obs)
-        own, wanted = self.q_values(obs), self.teacher.q_values(obs.reshape(len(obs), -1))
+        own, wanted = self.q_values(obs), self.teacher_q_values(obs)
         kl, _ = policy_kl(own, wanted, self.temperature)
         return kl, float((own.argmax(axis=1) == wanted.argmax(axis=1)).mean())
 
@@ -316,18 +320,32 @@ def td_loss(q: Any, actions: Any, targets: Any, huber: bool) -> tuple[float, Arr
     return loss / rows, grad
 
 
-def policy_kl(q: Array, wanted_q: Array, temperature: float) -> tuple[float, Array]:
-    """KL(wanted ‖ own) of the softmax policies of Q-values, as in QDagger."""
-    log_policy, log_wanted = _log_softmax(q, temperature), _log_softmax(wanted_q, temperature)
-    wanted = np.exp(log_wanted)
-    loss = float((wanted * (log_wanted - log_policy)).sum(axis=1).mean())
-    return loss, (np.exp(log_policy) - wanted) / (temperature * len(q))
+@compiled
+def policy_kl(q: Any, wanted_q: Any, temperature: float) -> tuple[float, Array]:
+    """KL(wanted ‖ own) of the softmax policies of Q-values, as in QDagger.
 
-
-def _log_softmax(q: Array, temperature: float) -> Array:
-    lower = (q - q.max(axis=1, keepdims=True)) / temperature
-    found: Array = lower - np.log(np.exp(lower).sum(axis=1, keepdims=True))
-    return found
+    Their temperature is relative to how far the wanted Q-values of a state lie apart (their mean
+    standard deviation). The gradient is that of temperature · KL, as long as a TD loss's.
+    """
+    rows, actions = q.shape
+    spread, loss, grad = 0.0, 0.0, np.empty_like(q)
+    for i in range(rows):
+        spread += np.std(wanted_q[i]) / rows
+    scale = np.float32(1 / max(temperature * spread, SMALLEST))
+    for i in range(rows):
+        own, wanted = q[i].max(), wanted_q[i].max()
+        own_sum, wanted_sum = 0.0, 0.0
+        for j in range(actions):
+            own_sum += np.exp((q[i, j] - own) * scale)
+            wanted_sum += np.exp((wanted_q[i, j] - wanted) * scale)
+        log_sums = np.log(own_sum) - np.log(wanted_sum)
+        for j in range(actions):
+            p = np.exp((q[i, j] - own) * scale) / own_sum
+            w = np.exp((wanted_q[i, j] - wanted) * scale) / wanted_sum
+            apart = ((wanted_q[i, j] - wanted) - (q[i, j] - own)) * scale + log_sums
+            loss += w * apart / rows
+            grad[i, j] = (p - w) / rows
+    return max(loss, 0.0), grad
 
 
 # ── helpers ────────────────────────────────────────────────────────────────────────────────────

@@ -137,6 +137,7 @@ class Buffer:
         self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
         self._length = 0  # of all streams
         self.targets: Targets | None = None
+        self.q_values: Array | None = None  # of each row, to be distilled
 
     def __len__(self) -> int:
         """Rows that can be drawn."""
@@ -163,11 +164,14 @@ class Buffer:
         columns = [self.state_rows, self.action, self.reward, self.flags]
         if self.targets is not None:
             columns += [self.targets.total, self.targets.reach]
+        if self.q_values is not None:
+            columns.append(self.q_values)
         return sum(column.nbytes for column in columns)
 
     @classmethod
     def of_lesson(cls, spaces: Spaces, rows: Columns) -> "Buffer":
-        """A buffer that holds exactly the rows of a lesson (whose last row is a LAST row)."""
+        """A buffer that holds exactly the rows of a lesson (whose last row is a LAST row), with
+        their Q-values if it has them."""
         total = len(rows["action"])
         buffer = cls(spaces, max(total - 1, 2))
         buffer.state_rows[:total] = rows["state"].reshape(total, -1)
@@ -177,6 +181,7 @@ class Buffer:
         buffer._used = total
         rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
         buffer._squares[:] = np.square(rewards).sum(), len(rewards)
+        buffer.q_values = rows.get("q_values")
         return buffer
 
     @property
@@ -297,7 +302,7 @@ class Buffer:
             "action": self.action[rows],
             "reward": self.reward[rows],
             "flags": self.flags[rows],
-        }
+        } | ({} if self.q_values is None else {"q_values": self.q_values[rows]})
 
     def _newest(self, stream: int, most: int) -> Array:
         count = min(int(self.count[stream]), max(most - 1, 0))

@@ -1,7 +1,6 @@
 """What an agent keeps of old tasks: a reservoir each, within one bound, for rehearsal."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,50 +10,41 @@ from canal_mpi.membuf.replay import Sampler
 from canal_mpi.membuf.selection import choose, uniform
 
 
-@dataclass
-class Past:
-    """Rows of one old task and the action values the agent gave them then."""
-
-    rows: Columns
-    buffer: Buffer
-
-
 class Rehearsal:
-    """Balanced rehearsal: every old task has the same room and the same chance."""
+    """Balanced rehearsal: every old task has the same room and the same chance.
+
+    Rows are kept with the Q-values that the agent gave them at the end of their task.
+    """
 
     def __init__(self, spaces: Spaces, most: int, sampler: Sampler) -> None:
         self.spaces, self.most, self.sampler = spaces, most, sampler
-        self.tasks: dict[str, Past] = {}
+        self.tasks: dict[str, Buffer] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory of full reservoirs: rows (kept twice: as rows and to draw from) and values."""
-        return self.most * (2 * self.spaces.row_bytes + TARGET_BYTES + 4 * self.spaces.actions)
+        """Memory of full reservoirs."""
+        return self.most * (self.spaces.row_bytes + TARGET_BYTES + 4 * self.spaces.actions)
 
     def keep(
         self,
         task: str,
         rows: Columns,
-        values: Callable[[Array], Array],
+        q_values: Callable[[Array], Array],
         rng: np.random.Generator,
     ) -> None:
         """Remember a part of a finished task; the older ones make room."""
         self.tasks.pop(task, None)
         room = self.most // (len(self.tasks) + 1)
-        for other, past in list(self.tasks.items()):
-            self._put(other, choose(past.rows, room, uniform, past.rows["reward"], rng))
-        picked = choose(rows, room, uniform, rows["reward"], rng)
+        for other, buffer in list(self.tasks.items()):
+            self._put(other, _some(buffer.export_all(), room, rng))
+        picked = _some(rows, room, rng)
         if len(picked["flags"]) > 1:
-            states = observations(picked, self.spaces)
-            parts = [values(states[k : k + 512]) for k in range(0, len(states), 512)]
-            self._put(task, picked | {"values": np.concatenate(parts).astype("<f4")})
+            self._put(task, with_q_values(picked, self.spaces, q_values))
 
     def _put(self, task: str, rows: Columns) -> None:
+        self.tasks.pop(task, None)
         if len(rows["flags"]) > 1:
-            buffer = Buffer.of_lesson(self.spaces, rows).track(self.sampler.recipe)
-            self.tasks[task] = Past(rows, buffer)
-        else:
-            self.tasks.pop(task, None)
+            self.tasks[task] = Buffer.of_lesson(self.spaces, rows).track(self.sampler.recipe)
 
     def others(self, current: str) -> list[str]:
         """Old tasks that can be rehearsed."""
@@ -64,21 +54,19 @@ class Rehearsal:
         """A batch of one old task, each equally likely."""
         others = self.others(current)
         task = others[int(rng.integers(len(others)))]
-        past = self.tasks[task]
-        picked = past.buffer.draw(rng, self.sampler.recipe.batch)
-        batch = self.sampler.fill(past.buffer, picked, slice(0, len(picked)))
-        return batch._replace(task=task, stored_q=past.rows["values"][picked])
+        parts = [(self.tasks[task], self.sampler.recipe.batch)]
+        return self.sampler.sample(parts, rng)._replace(task=task)
 
     def state_dict(self) -> Columns:
         """All reservoirs, for a checkpoint."""
         return {
             f"{k:03d}/{task}/{name}": column
-            for k, (task, past) in enumerate(self.tasks.items())
-            for name, column in past.rows.items()
+            for k, (task, buffer) in enumerate(self.tasks.items())
+            for name, column in buffer.export_all().items()
         }
 
     def load_state_dict(self, state: Columns) -> None:
-        """Take back what `state` gave."""
+        """Take back what `state_dict` gave."""
         groups: dict[str, Columns] = {}
         for key, column in state.items():
             task, _, name = key.partition("/")[2].rpartition("/")
@@ -86,3 +74,14 @@ class Rehearsal:
         self.tasks.clear()
         for task, rows in groups.items():
             self._put(task, rows)
+
+
+def _some(rows: Columns, most: int, rng: np.random.Generator) -> Columns:
+    return choose(rows, most, uniform, rows["reward"], rng)
+
+
+def with_q_values(rows: Columns, spaces: Spaces, q_values: Callable[[Array], Array]) -> Columns:
+    """The rows with what a network says of each, to be distilled."""
+    states = observations(rows, spaces)
+    parts = [q_values(states[k : k + 512]).copy() for k in range(0, len(states), 512)]
+    return rows | {"q_values": np.concatenate(parts).astype("<f4")}

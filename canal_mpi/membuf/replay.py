@@ -69,12 +69,17 @@ class Sampler:
         self._columns = tuple(self._batch)[:5]
 
     def sample(self, parts: Sequence[tuple[Buffer, int]], rng: np.random.Generator) -> Batch:
-        """A batch with so many rows of each buffer."""
-        start = 0
+        """A batch with so many rows of each buffer; with Q-values where all buffers have them."""
+        start, q_values = 0, []
         for buffer, number in parts:
-            self.fill(buffer, buffer.draw(rng, number), slice(start, start + number))
+            rows = buffer.draw(rng, number)
+            self.fill(buffer, rows, slice(start, start + number))
             start += number
-        return self._batch
+            if buffer.q_values is not None:
+                q_values.append(buffer.q_values[rows])
+        if len(q_values) < len(parts):
+            return self._batch
+        return self._batch._replace(stored_q=np.concatenate(q_values))
 
     def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
         """Write the n-step transitions that start at `rows` into a part of the batch."""
