@@ -204,6 +204,11 @@ class Learner(ABC):
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave."""
 
+    def is_finite(self) -> bool:
+        """Whether all its numbers are finite: a network that is not knows nothing any more."""
+        columns = self.state_dict().values()
+        return all(np.isfinite(column).all() for column in columns if column.dtype.kind == "f")
+
     def q_values(self, obs: Array) -> Array:
         """What rehearsal stores with an old task's rows, as `Batch.stored_q`: Q-values, if any."""
         return np.zeros((len(obs), 0), dtype=np.float32)

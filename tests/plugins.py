@@ -138,6 +138,7 @@ class Linear(Learner):
 BAD_NUMBERS = {  # what environments of these names give at their 20th step
     "NanReward": (np.zeros(2), float("nan")),
     "HugeReward": (np.zeros(2), 1e300),
+    "LargeReward": (np.zeros(2), 1e38),  # a buffer can hold it, a network can't learn it
     "NanObs": (np.array([0, float("nan")]), 0.0),
     "NoObs": (None, 0.0),
     "ShortObs": (np.zeros(1), 0.0),

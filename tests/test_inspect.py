@@ -105,7 +105,7 @@ def test_rows_with_a_right_checksum_that_are_wrong_are_told(tmp_path: Path) -> N
     wrong: dict[str, Columns] = {
         "unknown flags": membuf("flags", 2, 64),
         "not closed properly": membuf("flags", -1, 0),
-        "not finite": membuf("reward", 1, np.nan),
+        "reward holds nan": membuf("reward", 1, np.nan),
         "play are not closed": membuf("flags", 1, 2),
         "no lesson: 'donor'": {"state": np.zeros(3)},
         "differ in length": lesson(6) | {"action": np.zeros(2, dtype=np.uint8)},

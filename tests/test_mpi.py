@@ -348,6 +348,15 @@ def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(mpi: str, o
         assert len(result.complaints) == 1, result.err
 
 
+def test_a_network_that_breaks_ends_the_job_before_anything_of_it_is_shared(out: Path) -> None:
+    task = ("--tasks", "plugins:LargeReward-v0", "--order", "same", "--out", str(out))
+    plain = ("--set", "learn.reward=none", "--set", "learn.loss=mse", "--steps", "300")
+    result = mpirun(2, "train", *task, *plain, timeout=120)
+    assert result.code == 70, result.err
+    assert "network is no longer finite in round 1, task '" in result.complaints[0]
+    assert not list(out.glob("membuf/*/*.h5"))
+
+
 def test_a_launcher_of_another_mpi_is_refused(out: Path) -> None:
     wrong = {"openmpi": "mpich", "mpich": "openmpi"}
     for launcher, library in wrong.items():

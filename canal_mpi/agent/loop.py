@@ -1,7 +1,7 @@
 """The life of an agent: run ▸ learn_task ▸ pretrain, play; then remember, share, record."""
 
 from collections.abc import Callable, Sequence
-from math import exp, floor
+from math import exp, floor, isfinite
 from time import perf_counter
 
 import numpy as np
@@ -10,7 +10,7 @@ from canal_mpi.agent.evaluate import episodes
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.agent.state import NoCheckpoints, TaskProgress, TaskSchedule, agent_state_dict
-from canal_mpi.errors import DamagedData, NotRepeatable, logger
+from canal_mpi.errors import DamagedData, NotRepeatable, RankFailed, logger
 from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
 from canal_mpi.membuf.buffer import observations
 from canal_mpi.membuf.lesson import Lesson
@@ -68,6 +68,7 @@ class Agent:
         progress = self.resumed or self.begin(task, round_)
         if not progress.trained:
             self.train(progress)
+        self.require_finite(self.learner.is_finite())
         self.resumed = None
         self.sharing.finish_swaps()
         self.remember(progress.lessons)
@@ -229,11 +230,24 @@ class Agent:
     def end_iteration(self, steps: int = 1) -> None:
         """An iteration of the loop is over: beat, and every so often write a row of /train."""
         if self.record.turn(steps, self.job.train.log_interval):
+            self.require_finite(not self.record.updates or isfinite(self.record.progress.loss))
             playing = self.progress.steps
             self.record.training(self.epsilon(playing) if playing else 0.0)
         self.record.beat()
         self.record.clock.switch("saving")
         self.saver.turn(steps, self.snapshot())
+
+    def require_finite(self, finite: bool) -> None:
+        """Stop before broken numbers reach other tasks, other agents or the disk."""
+        if not finite:
+            donors = [lesson.offer.source for lesson in self.progress.lessons]
+            origin = f"lessons of agents {', '.join(donors)}" if donors else "own play"
+            raise RankFailed(
+                f"agent {self.number}'s network is no longer finite in round {self.record.round}, "
+                f"task '{self.task}', after {self.record.env_steps} steps and {self.record.updates}"
+                f" updates on {origin}: the last loss was {self.record.progress.loss}. "
+                f"A smaller learn.lr (now {self.job.learn.lr}) or learn.reward = clip may help."
+            )
 
     def snapshot(self) -> Callable[[], Columns] | None:
         """The state of the agent, unless neighbours swap rows with it: they can't go back alone."""

@@ -10,6 +10,7 @@ from canal_mpi.membuf.wire import decode, encode
 
 LESSON_VERSION = 1
 ROWS = ("state", "action", "reward", "flags")
+LARGEST = 1e9  # number in a lesson: larger ones would break the network of who learns from it
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,9 @@ def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:
     _check_identity(columns, offer)
     _check_rows(columns, offer, spaces)
     for name, column in network.items():
-        if column.dtype.str != "<f4" or column.ndim != 1 or not np.isfinite(column).all():
-            raise DamagedData(f"lesson's {name} is no vector of finite numbers")
+        if column.dtype.str != "<f4" or column.ndim != 1:
+            raise DamagedData(f"lesson's {name} is no vector of numbers of 32 bits")
+        _check_size(name, column)
     brain = {name.removeprefix("network/"): column for name, column in network.items()}
     return Lesson(offer, {name: columns[name] for name in ROWS}, brain)
 
@@ -80,16 +82,22 @@ def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
         raise DamagedData(f"lesson has {len(action)} rows; the offer said {offer.rows}")
     if action.max() >= spaces.actions:
         raise DamagedData(f"lesson holds action {action.max()}; there are {spaces.actions}")
-    if not np.isfinite(reward).all():
-        raise DamagedData("lesson holds a reward that is not finite")
-    if state.dtype.kind == "f" and not np.isfinite(state).all():
-        raise DamagedData("lesson holds a state that is not finite")
+    _check_size("reward", reward)
+    if state.dtype.kind == "f":
+        _check_size("state", state)
     if (flags & ~np.uint8(KNOWN_FLAGS)).any():
         raise DamagedData("lesson holds unknown flags")
     last = (flags & LAST) != 0
     cut = (flags & TRUNCATED) != 0
     if last[0] or not last[-1] or (last[1:] & last[:-1]).any() or (cut[:-1] & ~last[1:]).any():
         raise DamagedData("lesson's segments of play are not closed properly")
+
+
+def _check_size(name: str, column: Array) -> None:
+    """Refuse what is not finite, too."""
+    odd = column[~(np.abs(column) <= LARGEST)]
+    if odd.size:
+        raise DamagedData(f"lesson's {name} holds {odd.flat[0]}; expected at most {LARGEST:g}")
 
 
 def _require(fits: bool, what: str, found: Array) -> None:
