@@ -319,10 +319,21 @@ def features(
     factor: Array,
     change: Array,
     bits: Array,
+    nibbles: bool,
+    steps: Array,
     x: Array,
 ) -> None:
     """Inputs of the network: bytes, their change since the step before, single bits."""
     wide = obs.shape[1]
+    if nibbles:
+        for i in range(len(rows)):
+            state, old, line = obs[rows[i]], obs[before[rows[i]]], x[i]
+            for j in range(wide):
+                line[j] = np.float32(state[j] >> 4) / np.float32(15)
+                line[wide + j] = np.float32(state[j] & 15) / np.float32(15)
+                if len(steps):
+                    line[2 * wide + j] = steps[255 + np.int64(state[j]) - np.int64(old[j])]
+        return
     for i in range(len(rows)):
         state, old, line = obs[rows[i]], obs[before[rows[i]]], x[i]
         for j in range(wide):
@@ -330,6 +341,9 @@ def features(
         for j in range(len(change)):
             moved = (np.float32(state[j]) - np.float32(old[j])) * change[j]
             line[wide + j] = min(max(moved, -FAR), FAR)
+        if len(steps):
+            for j in range(wide):
+                line[wide + j] = steps[255 + np.int64(state[j]) - np.int64(old[j])]
         start = wide + len(change)
         for j in range(len(bits)):
             line[start + j] = np.float32((state[bits[j] >> 3] >> (bits[j] & 7)) & 1) - HALF

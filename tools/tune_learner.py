@@ -28,7 +28,7 @@ class Settings:
     atoms: int = 21  # of c51 and qr
     v_min: float = -5.0  # support of c51
     v_max: float = 15.0
-    input: str = "scale"  # scale (bytes / 255) or std (standardised); +diff, +bits
+    input: str = "scale"  # scale (bytes / 255), std (standardised), nibble; +diff, +step, +bits
     reward: str = "clip"  # clip, none, symlog
     lr: float = 5e-4
     lr_decay: float = 0.5  # last part of training in which the learning rate falls to 0
@@ -140,12 +140,16 @@ class Inputs:
         self.factor = np.full(128, 1 / 255, np.float32)
         self.change = np.zeros(128 if "diff" in self.kinds else 0, np.float32)
         self.bits = np.zeros(0, np.int64)
+        moved = np.arange(-255, 256, dtype=np.float32)
+        self.steps = (np.sign(moved) * np.log1p(np.abs(moved)) / np.log(16)).astype(np.float32)
+        self.steps = self.steps if "step" in self.kinds else self.steps[:0]
+        self.nibbles = "nibble" in self.kinds
         self.due = settings.starts
 
     @property
     def width(self) -> int:
         """Numbers per row."""
-        return 128 + len(self.change) + len(self.bits)
+        return 128 * (1 + self.nibbles + bool(len(self.steps))) + len(self.change) + len(self.bits)
 
     def measure(self) -> None:
         """Take mean and spread from all play so far, when it has doubled."""
@@ -169,7 +173,16 @@ class Inputs:
             x = self.rooms[room] = np.zeros((len(rows), self.width), np.float32)
         replay = self.replay
         kernels.features(
-            rows, replay.obs, replay.before, self.mean, self.factor, self.change, self.bits, x
+            rows,
+            replay.obs,
+            replay.before,
+            self.mean,
+            self.factor,
+            self.change,
+            self.bits,
+            self.nibbles,
+            self.steps,
+            x,
         )
         return x
 
