@@ -9,7 +9,7 @@ import pytest
 from thread_links import ThreadLink, known
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import Array, Columns, Key, Link, MessageKind, Offer, TransferEvent
+from canal_mpi.interfaces import Array, Columns, Link, MessageKind, Offer, TransferEvent
 from canal_mpi.membuf.wire import encode
 from canal_mpi.topology.exchange import (
     OFFERS_LIMIT,
@@ -207,9 +207,12 @@ class Scripted(Transport):
         messages, self.inbox = self.inbox, []
         return messages
 
-    def pause(self, turn: int, peer: int, phase: str) -> None:
-        assert turn < 10_000
-        sleep(0.001)
+    def wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        for _ in range(round(limit / 0.001)):
+            if done():
+                return True
+            sleep(0.001)
+        return False
 
 
 def exchange(
@@ -322,8 +325,7 @@ def test_the_cache_is_bounded_and_drops_others_lessons_first() -> None:
     )
     for wanted in made.offers():
         made.fetch([wanted])
-    held: list[Key] = list(made._cache)
-    assert held == [(0, 1), (1, 2)]
+    assert made.known()[1] == [(0, 1), (1, 2)]
 
 
 def test_an_exchange_resumes_from_its_state() -> None:

@@ -17,7 +17,6 @@ from thread_links import ThreadLink
 from canal_mpi.interfaces import Offer
 from canal_mpi.membuf.wire import encode
 from canal_mpi.rank.recover import edges_among, merged
-from canal_mpi.topology.exchange import KnownOffer
 from canal_mpi.topology.graphs import full, ring
 
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
@@ -43,7 +42,7 @@ def test_a_lesson_of_the_dead_is_known_where_a_copy_is_left() -> None:
     copied = offer(3, 1)
     known = [[mine, copied, lost], [copied], [copied, mine]]
     found = merged(known, {0: [(0, 1)], 2: [(3, 1)], 4: [(3, 1), (0, 1)]})
-    assert [(heard.offer.key, heard.via) for heard in found] == [((0, 1), 0), ((3, 1), 2)]
+    assert [(one.key, holder) for one, holder in found] == [((0, 1), 0), ((3, 1), 2)]
 
 
 def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> None:
@@ -53,7 +52,7 @@ def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> No
     links[2].stock([offer(4, 1)], {(4, 1): data}, 2)
     for link in links:
         link.begin(2)
-        link.recover([KnownOffer(offer(4, 1), 2), KnownOffer(offer(0, 1), 0)])
+        link.recover([(offer(4, 1), 2), (offer(0, 1), 0)])
     assert [one.key for one in links[0].offers()] == [(4, 1)]
     [parcel] = links[0].fetch(links[0].offers())
     assert parcel.data == data and parcel.sender == 1

@@ -259,16 +259,16 @@ def test_a_random_generator_gets_the_seed_of_the_job() -> None:
 
 def test_what_is_wrong_with_a_generator_is_said() -> None:
     for name, words in {
-        WATTS: f"topology '{WATTS}': known parameters: n, k, p, seed; missing: k, p.",
-        f"{WATTS}:k=2,tires=3": "known parameters: n, k, p, seed; missing: p.",
-        f"{WATTS}:k=2,p=1,P=3": "known parameters: n, k, p, seed; missing: none.",
+        WATTS: f"topology '{WATTS}': missing a required argument: 'k'; it takes n, k, p, seed.",
+        f"{WATTS}:k=2,tires=3": "missing a required argument: 'p'; it takes n, k, p, seed.",
+        f"{WATTS}:k=2,p=1,P=3": "got an unexpected keyword argument 'P'; it takes n, k, p, seed.",
         f"{WATTS}:k=two,p=0.1": "found 'two'; expected a number.",
         f"{WATTS}:k=2,p=nan": "found 'nan'; expected a number.",
         f"{WATTS}:k=2,p=": "found ''; expected a number.",
         f"{WATTS}:k=9,p=0.1": "with 5 agents: k>n, choose smaller k or larger n.",
         "petersen_graph": "found 10 nodes; expected 5, one per agent.",
         "star_graph": "found 6 nodes; expected 5, one per agent; n may be given: n=….",
-        "hypercube_graph": "known parameters: n; missing: n.",
+        "hypercube_graph": "missing a required argument: 'n'; it takes n.",
         "random_powerlaw_tree_sequence": "with 5 agents: ",
         "line_graph:G=2": "with 5 agents: ",
     }.items():

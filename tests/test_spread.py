@@ -5,7 +5,6 @@ from xml.etree import ElementTree
 from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pytest import raises
 from thread_links import known
 
 from canal_mpi.cli import cli
@@ -25,7 +24,6 @@ from canal_mpi.topology.spread import (
     Spread,
     distances,
     draw_topology,
-    host_of_each,
     neighbour_table,
     spreads,
     summary,
@@ -205,9 +203,9 @@ def test_what_cannot_be_shown_is_said() -> None:
         ("rign",): "did you mean 'ring'",
         ("random:x",): "as in random:3",
         ("ring", "--lesson-mb", "nan"): "--lesson-mb nan: expected a positive number",
-        ("hosts", "-n", "4", "--hosts", "a:2,b"): "room for 3 agents, but -n says 4",
-        ("hosts", "--hosts", "a:x"): "expected names, as in nano-1:2,xavier",
-        ("hosts", "--hosts", "a:999999999"): "expected at most 256 agents",
+        ("hosts", "-n", "4", "--hosts", "a:2,b"): "names 3 agents, but -n says 4",
+        ("hosts", "--hosts", "a:x"): "'x' is not understood",
+        ("hosts", "--hosts", "a:9999"): "expected a name and 1 to 4096 ranks",
     }.items():
         found = topology(*words)
         assert isinstance(found.exception, UsageError)
@@ -216,9 +214,3 @@ def test_what_cannot_be_shown_is_said() -> None:
         found = topology("random:3", *option)
         assert found.exit_code == 2
         assert f"{option[1]} is not in the range" in found.output
-
-
-def test_a_list_of_hosts_gives_each_agent_its_host() -> None:
-    assert host_of_each("a:2, b", None) == ["a", "a", "b"]
-    with raises(UsageError):
-        host_of_each("a:257", None)

@@ -27,16 +27,16 @@ class Threads(Transport):
         self.mesh[to].threads.inbox.append(message)
 
     def poll(self) -> list[Message]:
-        messages = [self.inbox.popleft() for _ in range(len(self.inbox))]
-        self.received += len(messages)
-        return messages
+        return [self.inbox.popleft() for _ in range(len(self.inbox))]
 
-    def pause(self, turn: int, peer: int, phase: str) -> None:
-        for link in self.mesh:
-            link.poll()
-        self.lock.release()  # the only place where another thread gets its turn
-        sleep(0.0002)
-        self.lock.acquire()
+    def wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        while not done():
+            for link in self.mesh:
+                link.poll()
+            self.lock.release()  # the only place where another thread gets its turn
+            sleep(0.0002)
+            self.lock.acquire()
+        return True
 
 
 def in_turn(method: Callable[Args, Result]) -> Callable[Args, Result]:

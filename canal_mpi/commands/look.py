@@ -37,12 +37,16 @@ def topology(
     of networkx (watts_strogatz_graph:k=2,p=0.1), a file with one directed edge per line (0 -> 1),
     or module:function.
     """
+    from canal_mpi.launch.hostfile import parse_hosts
     from canal_mpi.results.files import write_whole
     from canal_mpi.topology import graphs, spread
 
     if not 0 < lesson_mb < 1e9:
         raise UsageError(f"--lesson-mb {lesson_mb}: expected a positive number of megabytes.")
-    host_of = spread.host_of_each(hosts, size) if hosts else []
+    listed = parse_hosts(hosts.replace(",", "\n"), f"--hosts {hosts}") if hosts else []
+    host_of = [host.name for host in listed for _ in range(host.ranks)]
+    if host_of and size not in (None, len(host_of)):
+        raise UsageError(f"--hosts {hosts} names {len(host_of)} agents, but -n says {size}.")
     size = size or len(host_of) or 5
     edges = graphs.edges(name, size, seed, host_of)
     lines = spread.summary(name, edges, size, lesson_mb)

@@ -147,8 +147,8 @@ class Heartbeat:
             return
         buffer = bytearray(BEAT.size)
         for peer in self.heard:
-            while self.comm.Iprobe(peer, Tag.HEARTBEAT):
-                self.comm.Recv([buffer, BYTES], peer, Tag.HEARTBEAT)
+            while part := self.comm.Improbe(peer, Tag.HEARTBEAT):
+                part.Recv([buffer, BYTES])
                 self.heard[peer] = now
                 self.progress[peer], stop = _unpack(buffer)
                 if stop and self.is_root:

@@ -9,18 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from time import time
 from typing import Any
 
-import numpy as np
-
 from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.interfaces import Key, Offer, Progress
 from canal_mpi.launcher import Launcher
-from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
 from canal_mpi.results.store import ROWS_LIMIT
 from canal_mpi.topology import Tag
-from canal_mpi.topology.exchange import Exchange, KnownOffer, columns_to_offers, offers_to_columns
+from canal_mpi.topology.exchange import Exchange, pack_offers, unpack_offers
 from canal_mpi.topology.graphs import Edges, edges, scales
 
 FT_SIGN = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
@@ -99,29 +96,25 @@ def note_lost(fault: Fault, finished: dict[int, str], held: set[Key]) -> None:
 def resync_offers(world: World, link: Exchange) -> set[Key]:
     """Let everybody know every lesson that somebody still holds; which those are."""
     offers, held = link.known()
-    messages = world.gather(
-        encode(offers_to_columns(offers)), Tag.CONTROL, ROWS_LIMIT, world.agents
-    )
+    messages = world.gather(pack_offers(offers), Tag.CONTROL, ROWS_LIMIT, world.agents)
     holders = world.gather_json(held, world.agents)
-    known = [columns_to_offers(decode(data, ROWS_LIMIT)) for _, data in sorted(messages.items())]
+    known = [unpack_offers(data, ROWS_LIMIT) for _, data in sorted(messages.items())]
     found = merged(known, holders)
-    columns = offers_to_columns([offer for offer, _ in found])
-    columns["holder"] = np.array([holder for _, holder in found], dtype="<i4")
-    columns = decode(world.broadcast(encode(columns), world.agents), ROWS_LIMIT)
-    left = columns.pop("holder").tolist()
-    found = [KnownOffer(*pair) for pair in zip(columns_to_offers(columns), left, strict=True)]
-    link.recover(found)
-    return {offer.key for offer, _ in found}
+    data = world.broadcast(pack_offers([offer for offer, _ in found]), world.agents)
+    offers = unpack_offers(data, ROWS_LIMIT)
+    left = world.broadcast_json([holder for _, holder in found], world.agents)
+    link.recover([*zip(offers, left, strict=True)])
+    return {offer.key for offer in offers}
 
 
 def merged(
     known: Iterable[Sequence[Offer]], held: Mapping[int, Sequence[Sequence[int]]]
-) -> list[KnownOffer]:
+) -> list[tuple[Offer, int]]:
     """Every lesson that somebody holds, with its holder: the donor if possible."""
     offers = {offer.key: offer for theirs in known for offer in theirs}
     found = []
     for key, offer in sorted(offers.items()):
         holders = [agent for agent, keys in held.items() if list(key) in map(list, keys)]
         if holders:
-            found.append(KnownOffer(offer, key[0] if key[0] in holders else min(holders)))
+            found.append((offer, key[0] if key[0] in holders else min(holders)))
     return found

@@ -9,7 +9,7 @@ message came; with the free clock it counts, and is passed on, as soon as it is 
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -47,8 +47,6 @@ class Message(NamedTuple):
 class Transport:
     """Carries messages, in order for each pair of agents; this one has nobody to carry them to."""
 
-    received = 0  # bytes so far
-
     def send(self, to: int, message: Message) -> None:
         """Start sending."""
 
@@ -56,11 +54,15 @@ class Transport:
         """What has arrived whole; never waits."""
         return []
 
+    def wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        """Sleep until something is done; False after `limit` seconds without a byte, if any.
+
+        May raise where waiting for that peer is hopeless.
+        """
+        return bool(done())
+
     def settle(self) -> None:
         """Wait until everything sent has left."""
-
-    def pause(self, turn: int, peer: int, phase: str) -> None:
-        """Sleep, the longer the more turns; may raise where waiting is hopeless."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,17 @@ class ExchangeConfig:
 IN_ROUNDS = ExchangeConfig()
 
 
-class KnownOffer(NamedTuple):
-    """An offer and the neighbour that told of it."""
+@dataclass
+class KnownLesson:
+    """What an agent knows of a lesson."""
 
     offer: Offer
-    via: int
+    via: int  # the neighbour that told of it; the agent itself, where it is its own
+    data: bytes = b""  # while it is held
+    asked: float = 0.0  # when it was requested; 0: it is not on its way
+    waiting: list[int] = field(default_factory=list)  # whom it will be passed on to
+    failure: str = ""  # why it did not come
+    fetched: bool = False  # whether this agent itself took it
 
 
 def ignore(event: TransferEvent) -> None:
@@ -109,14 +117,9 @@ class Exchange:
             donor: [b for b, a in bfs_parents(self._near, donor).items() if a == agent]
             for donor in self._near
         }
-        self._cache: dict[Key, bytes] = {}  # lessons held, the oldest first
-        self._known_offers: dict[Key, KnownOffer] = {}
+        self._lessons: dict[Key, KnownLesson] = {}
         self._unsent: list[Offer] = []  # own and others' offers to tell the neighbours of
         self._inbox: dict[tuple[MessageKind, int], deque[Message]] = {}  # by kind and sender
-        self._requests: dict[Key, float] = {}  # the time of asking
-        self._pending: dict[Key, list[int]] = {}  # who waits for a relayed lesson
-        self._failed: dict[Key, str] = {}
-        self._fetched: set[Key] = set()  # lessons that this agent itself asked for
         self._wanted: set[Key] = set()  # lessons that are being fetched: they stay until then
 
     # ── the agent's side ───────────────────────────────────────────────────────────────────────
@@ -130,14 +133,12 @@ class Exchange:
     def stock(self, offers: Sequence[Offer], lessons: dict[Key, bytes], holder: int) -> None:
         """Lessons from before this run: every agent knows of them, `holder` has them."""
         for offer in offers:
-            self._known_offers[offer.key] = KnownOffer(offer, holder)
-        self._cache |= lessons
+            self._lessons[offer.key] = KnownLesson(offer, holder, lessons.get(offer.key, b""))
 
     def publish(self, offer: Offer | None, data: bytes) -> None:
         """Offer this round's lesson and pass on others'; in rounds, hear the neighbours' too."""
         if offer is not None:
-            self._keep(offer.key, data)
-            self._known_offers[offer.key] = KnownOffer(offer, self.agent)
+            self._keep(KnownLesson(offer, self.agent), data)
             self._unsent.append(offer)
         self._send_offers()
         if not self.config.free:
@@ -148,8 +149,7 @@ class Exchange:
     def offers(self) -> list[Offer]:
         """Everything heard so far, in an order that does not depend on arrival."""
         self.poll()
-        known = sorted(self._known_offers.items())
-        return [offer for key, (offer, _) in known if not self._is_own(key)]
+        return [one.offer for key, one in sorted(self._lessons.items()) if not self._is_own(key)]
 
     def _is_own(self, key: Key) -> bool:
         """Whether this agent played a lesson, in this run."""
@@ -159,39 +159,36 @@ class Exchange:
         """The wanted lessons, or why they did not come; waits for the bytes alone."""
         start = monotonic()
         self._wanted = {offer.key for offer in wanted}
-        known = [offer for offer in wanted if offer.key in self._known_offers]
-        missing = [offer.key for offer in known if offer.key not in self._cache]
-        for offer in known:
-            if offer.key not in self._fetched:
-                self._log("request", offer, self.agent, self._known_offers[offer.key].via)
-        for key in missing:
-            self._failed.pop(key, None)
-            self._request(key)
-        for key in missing:
-            self._await_lesson(key)
+        known = [self._lessons[offer.key] for offer in wanted if offer.key in self._lessons]
+        missing = [one for one in known if not one.data]
+        for one in known:
+            if not one.fetched:
+                self._log("request", one.offer, self.agent, one.via)
+        for one in missing:
+            one.failure = ""
+            self._request(one)
+        for one in missing:
+            self._await_lesson(one)
         self._wanted = set()
-        return [self._result(offer, start, offer.key in missing) for offer in wanted]
+        came = {one.offer.key for one in missing}
+        return [self._result(offer, start, offer.key in came) for offer in wanted]
 
-    def _await_lesson(self, key: Key) -> None:
-        via, timeout = self._known_offers[key].via, self.config.timeout
+    def _await_lesson(self, one: KnownLesson) -> None:
+        timeout = self.config.timeout
         limit = timeout if self.config.free else 0.0  # rounds wait: bits must not depend on time
-        phase = "the exchange of lessons"
-        if not self._wait_until(lambda: key not in self._requests, via, phase, limit):
-            self._fail(key, f"agent {via} offered it and did not deliver in {timeout:g} s")
+        if not self._wait(lambda: not one.asked, one.via, "the exchange of lessons", limit):
+            self._fail(one, f"agent {one.via} offered it and did not deliver in {timeout:g} s")
 
     def _result(self, offer: Offer, start: float, moved: bool) -> FetchResult:
         """What came of a wanted lesson; its arrival is told of once, also if it was relayed."""
-        key, seconds = offer.key, monotonic() - start
-        data, refusal = self._cache.get(key, b""), self._failed.get(key, "")
-        via = self._known_offers[key].via if key in self._known_offers else self.agent
-        if not data and not refusal:
-            known = key in self._known_offers
-            refusal = "there was no room for it" if known else "nobody offered it"
-        if data and key not in self._fetched:
-            self._fetched.add(key)
-            size = len(data) if moved else 0
-            self._log("transfer", offer, via, self.agent, bytes=size, seconds=seconds)
-        return FetchResult(offer, data, seconds, 0.0, "" if data else refusal, via)
+        one, seconds = self._lessons.get(offer.key), monotonic() - start
+        if one is None:
+            return FetchResult(offer, b"", seconds, 0.0, "nobody offered it", self.agent)
+        if one.data and not one.fetched:
+            one.fetched, size = True, len(one.data) if moved else 0
+            self._log("transfer", offer, one.via, self.agent, bytes=size, seconds=seconds)
+        refusal = "" if one.data else one.failure or "there was no room for it"
+        return FetchResult(offer, one.data, seconds, 0.0, refusal, one.via)
 
     def trade(
         self, peers: Sequence[int], data: bytes, kind: MessageKind
@@ -213,9 +210,12 @@ class Exchange:
         """The next message of each of these agents: in rounds each sends one at a time."""
         start = monotonic()
         for agent in agents:
-            self._wait_until(partial(self._inbox.get, (kind, agent)), agent, phase)
+            self._wait(partial(self._inbox.get, (kind, agent)), agent, phase)
         self.waited += monotonic() - start
         return [self._inbox[kind, agent].popleft() for agent in agents]
+
+    def _wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        return self.transport.wait(lambda: self.poll() or done(), peer, phase, limit)
 
     def leave(self, peers: Sequence[int], kind: MessageKind) -> None:
         """Tell neighbours on the same task that no more comes, without waiting for theirs."""
@@ -230,22 +230,6 @@ class Exchange:
         """Take in messages and answer them; never waits."""
         for message in self.transport.poll():
             self._handle(message)
-
-    def _wait_until(
-        self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0
-    ) -> bool:
-        """Poll until something is there; False after so many seconds without a byte."""
-        turn, received, since = 0, self.transport.received, monotonic()
-        while True:
-            self.poll()
-            if done():
-                return True
-            if self.transport.received != received:
-                turn, received, since = 0, self.transport.received, monotonic()
-            if limit and monotonic() - since > limit:
-                return False
-            self.transport.pause(turn, peer, phase)
-            turn += 1
 
     # ── messages ───────────────────────────────────────────────────────────────────────────────
 
@@ -286,8 +270,8 @@ class Exchange:
                 raise DamagedData(message.error)
             for offer in unpack_offers(message.data):
                 self._check(offer, message.sender)
-                if offer.key not in self._known_offers and not self._is_own(offer.key):
-                    self._known_offers[offer.key] = KnownOffer(offer, message.sender)
+                if offer.key not in self._lessons and not self._is_own(offer.key):
+                    self._lessons[offer.key] = KnownLesson(offer, message.sender)
                     self._unsent += [offer] if self.config.relay else []
         except DamagedData as error:
             logger.warning("an offer of agent %d is refused: %s", message.sender, error)
@@ -302,26 +286,26 @@ class Exchange:
         if not self.config.relay and offer.donor != sender:
             raise DamagedData(f"offer of agent {offer.donor}, passed on though share.relay is off")
 
-    def _request(self, key: Key) -> None:
+    def _request(self, one: KnownLesson) -> None:
         """Ask the neighbour that told of a lesson for it, once."""
-        if key not in self._requests:
-            self._requests[key] = monotonic()
-            self._send(self._known_offers[key].via, MessageKind.REQUEST, key)
+        if not one.asked:
+            one.asked = monotonic()
+            self._send(one.via, MessageKind.REQUEST, one.offer.key)
 
     def _serve(self, message: Message) -> None:
         """Send a lesson, or get it first where this agent only passes it on."""
-        key, known = message.key, self._known_offers.get(message.key)
-        can_relay = known and self.config.relay and known.via not in (self.agent, message.sender)
-        if key not in self._cache and can_relay:
-            self._pending.setdefault(key, []).append(message.sender)
-            self._request(key)
+        one = self._lessons.get(message.key)
+        far = one and not one.data and one.via not in (self.agent, message.sender)
+        if one and far and self.config.relay:
+            one.waiting.append(message.sender)
+            self._request(one)
         else:  # without data where it is gone
-            self._send(message.sender, MessageKind.LESSON, key, self._cache.get(key, b""))
+            self._send(message.sender, MessageKind.LESSON, message.key, one.data if one else b"")
 
     def _take_lesson(self, message: Message) -> None:
         """A lesson arrived: keep it, and pass it on to those who wait for it."""
-        key, asked = message.key, self._requests.get(message.key)
-        if asked is None or message.sender != self._known_offers[key].via:
+        one = self._lessons.get(message.key)
+        if one is None or not one.asked or message.sender != one.via:
             logger.warning("agent %d sent a lesson that nobody asked for", message.sender)
             return
         try:
@@ -329,77 +313,76 @@ class Exchange:
                 raise DamagedData(message.error or f"agent {message.sender} no longer has it")
             check(message.data)
         except DamagedData as error:
-            self._fail(key, str(error))
+            self._fail(one, str(error))
             return
-        del self._requests[key]
-        self._keep(key, message.data)
-        waiting, size = self._pending.pop(key, ()), len(message.data)
+        self._keep(one, message.data)
+        waiting, one.waiting, seconds = one.waiting, [], monotonic() - one.asked
+        one.asked = 0.0
         for agent in waiting:
-            self._send(agent, MessageKind.LESSON, key, message.data)
+            self._send(agent, MessageKind.LESSON, message.key, message.data)
         if waiting:
-            ends, seconds = (message.sender, self.agent), monotonic() - asked
-            self._log("relay", self._known_offers[key].offer, *ends, bytes=size, seconds=seconds)
+            size = len(message.data)
+            self._log("relay", one.offer, one.via, self.agent, bytes=size, seconds=seconds)
 
-    def _fail(self, key: Key, reason: str) -> None:
+    def _fail(self, one: KnownLesson, reason: str) -> None:
         """A lesson did not come: say so here and to those who wait for it."""
-        self._requests.pop(key, None)
-        self._failed[key] = reason
-        for agent in self._pending.pop(key, ()):
-            offer, via = self._known_offers[key]
-            logger.warning("agent %d's lesson can't be passed on: %s", offer.donor, reason)
-            self._log("relay", offer, via, self.agent, reason=reason)
-            self._send(agent, MessageKind.LESSON, key)
+        waiting, one.waiting, one.asked, one.failure = one.waiting, [], 0.0, reason
+        for agent in waiting:
+            logger.warning("agent %d's lesson can't be passed on: %s", one.offer.donor, reason)
+            self._log("relay", one.offer, one.via, self.agent, reason=reason)
+            self._send(agent, MessageKind.LESSON, one.offer.key)
 
-    def _keep(self, key: Key, data: bytes) -> None:
+    def _keep(self, one: KnownLesson, data: bytes) -> None:
         """Hold a lesson for others; the oldest make room, passed-on ones before own ones."""
-        self._cache[key] = data
-        while sum(map(len, self._cache.values())) > self.config.cache_bytes:
-            stay = {key, *self._wanted}
-            held = [k for k in self._cache if k[1] > 0 and k not in stay]  # those from before stay
-            foreign = [k for k in held if k[0] != self.agent]
-            if not held:
+        one.data = data
+        self._lessons[one.offer.key] = one
+        held = [key for key, known in self._lessons.items() if known.data and key[1] > 0]
+        held.sort(key=self._is_own)  # stable: the oldest first
+        for key in held:  # not those from before this run
+            if sum(len(known.data) for known in self._lessons.values()) <= self.config.cache_bytes:
                 break
-            del self._cache[(foreign or held)[0]]
+            if key not in {one.offer.key, *self._wanted}:
+                self._lessons[key].data = b""
 
     # ── going on with others than before, and from a checkpoint ────────────────────────────────
 
     def known(self) -> tuple[list[Offer], list[Key]]:
         """Every offer that this agent made or heard of, and the lessons that it holds."""
-        return [known.offer for known in self._known_offers.values()], list(self._cache)
+        held = [key for key, one in self._lessons.items() if one.data]
+        return [one.offer for one in self._lessons.values()], held
 
-    def recover(self, known: Sequence[KnownOffer]) -> None:
-        """Know these lessons, each held by the agent that it is named with, and nothing else."""
-        parents = {holder: bfs_parents(self._near, holder) for _, holder in known}
-        own = {key: one for key, one in self._known_offers.items() if self._is_own(key)}
-        self._known_offers, self._unsent = own, []
-        for offer, holder in known:
+    def recover(self, holders: Sequence[tuple[Offer, int]]) -> None:
+        """Know these lessons, each held by the agent that it is named with, and own ones."""
+        parents = {holder: bfs_parents(self._near, holder) for _, holder in holders}
+        before, self._unsent = self._lessons, []
+        self._lessons = {key: one for key, one in before.items() if self._is_own(key)}
+        for offer, holder in holders:
+            mine = before.get(offer.key) or KnownLesson(offer, -1)
             via = self.agent if holder == self.agent else parents[holder].get(self.agent)
             near = self.config.relay or via in (holder, self.agent)
-            if via is not None and near and not self._is_own(offer.key):
-                self._known_offers[offer.key] = KnownOffer(offer, via)
+            if ((via is not None and near) or mine.data) and not self._is_own(offer.key):
+                via = self.agent if via is None else via
+                self._lessons[offer.key] = KnownLesson(offer, via, mine.data, fetched=mine.fetched)
 
     def state_dict(self) -> Columns:
         """Offers and lessons, for a checkpoint at the end of a round."""
-        known = list(self._known_offers.values())
+        known = list(self._lessons.values())
         state = with_prefix("known", offers_to_columns([one.offer for one in known]))
         state |= with_prefix("unsent", offers_to_columns(self._unsent))
-        for (donor, round_), data in self._cache.items():
-            state[f"cache/{donor}/{round_}"] = np.frombuffer(data, dtype=np.uint8)
-        fetched = np.array(sorted(self._fetched), dtype="<i4").reshape(-1, 2)
-        return state | {"via": np.array([one.via for one in known], "<i4"), "fetched": fetched}
+        state["via"] = np.array([one.via for one in known], "<i4")
+        state["fetched"] = np.array([one.fetched for one in known], "|u1")
+        held = {f"{k}": np.frombuffer(one.data, "|u1") for k, one in enumerate(known) if one.data}
+        return state | with_prefix("held", held)
 
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave; lessons from before this run stay."""
-        offers, via = columns_to_offers(strip_prefix("known", state)), state["via"].tolist()
-        known = {o.key: KnownOffer(o, v) for o, v in zip(offers, via, strict=True)}
-        before = {key: one for key, one in self._known_offers.items() if key[1] < 0}
-        self._known_offers = before | known
+        self._lessons = {key: one for key, one in self._lessons.items() if key[1] < 0}
         self._unsent = columns_to_offers(strip_prefix("unsent", state))
-        self._fetched = {(donor, round_) for donor, round_ in state["fetched"].tolist()}
-        self._cache = {key: data for key, data in self._cache.items() if key[1] < 0}
-        for name, data in strip_prefix("cache", state).items():
-            donor, round_ = name.split("/")
-            self._cache[int(donor), int(round_)] = data.tobytes()
+        held = strip_prefix("held", state)
+        for k, offer in enumerate(columns_to_offers(strip_prefix("known", state))):
+            data = held[f"{k}"].tobytes() if f"{k}" in held else b""
+            via, fetched = int(state["via"][k]), bool(state["fetched"][k])
+            self._lessons[offer.key] = KnownLesson(offer, via, data, fetched=fetched)
 
 
 def alone(on_transfer: OnTransfer = ignore, agent: int = 0) -> Exchange:
@@ -424,9 +407,9 @@ def pack_offers(offers: Sequence[Offer]) -> bytes:
     return encode(offers_to_columns(offers))
 
 
-def unpack_offers(data: bytes) -> list[Offer]:
+def unpack_offers(data: bytes, limit: int = OFFERS_LIMIT) -> list[Offer]:
     """Checked offers from a message, or DamagedData."""
-    return columns_to_offers(decode(data, OFFERS_LIMIT))
+    return columns_to_offers(decode(data, limit))
 
 
 def offers_to_columns(offers: Sequence[Offer]) -> Columns:

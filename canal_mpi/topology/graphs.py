@@ -6,7 +6,7 @@ it is loaded where one of its own generators is named.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import Parameter, signature
+from inspect import signature
 from itertools import combinations, pairwise
 from math import isfinite, isqrt
 from operator import index
@@ -222,23 +222,24 @@ def networkx_topology(name: str, kind: str) -> Build:
         raise UsageError(
             f"unknown {kind} '{head}'{hint or ';'} known: {known}, or a generator of networkx."
         )
-    parameters = signature(generators[head]).parameters.items()
-    takes = {key: one.default for key, one in parameters if key not in NOT_NUMBERS}
+    takes = [key for key in signature(generators[head]).parameters if key not in NOT_NUMBERS]
     given = dict(_parameter(item, name) for item in text.split(",") if item)
-    found = given.keys() if head in N_IS_NO_SIZE else {"n", *given}
-    needs = [key for key, default in takes.items() if default is Parameter.empty]
-    if given.keys() - takes or set(needs) - found:
-        least = ", ".join(key for key in needs if key not in found) or "none"
-        raise UsageError(
-            f"topology '{name}': known parameters: {', '.join(takes) or 'none'}; missing: {least}."
-        )
+
+    def arguments(size: int, seed: int) -> dict[str, float]:
+        fixed = {"n": size} if head not in N_IS_NO_SIZE else {}
+        fixed["seed"] = seed % 2**32  # NumPy's generators take no larger one
+        return {key: value for key, value in fixed.items() if key in takes} | given
+
+    try:
+        signature(generators[head]).bind(**arguments(1, 1))
+    except TypeError as error:
+        known = ", ".join(takes) or "nothing"
+        raise UsageError(f"topology '{name}': {error}; it takes {known}.") from error
 
     def build(size: int, seed: int, hosts: Sequence[str]) -> Edges:
         """Loops are left out; undirected edges lead both ways."""
-        fixed = {"n": size, "seed": seed % 2**32}  # NumPy's generators take no larger seed
-        fixed = {key: value for key, value in fixed.items() if key in takes}
         try:
-            made = generators[head](**fixed | given)
+            made = generators[head](**arguments(size, seed))
             graph = networkx.convert_node_labels_to_integers(made)
         except Exception as error:  # whatever a generator makes of numbers that it does not like
             words = str(error).rstrip(".")

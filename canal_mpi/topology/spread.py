@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import NamedTuple
 
-from canal_mpi.errors import UsageError
-from canal_mpi.topology.graphs import AGENT, Edges, bfs_parents, out_neighbors, warnings
+from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors, warnings
 
 UNREACHED = -1
-MOST_AGENTS = 256
 MOST_LISTED = 64  # agents whose neighbours are listed
 LINE_WIDTH = 96  # characters
 GREY = "#7a869a"  # readable on light and on dark pages
@@ -106,33 +104,17 @@ def draw_topology(edges: Edges, size: int, hosts: Sequence[str] = (), title: str
     axes = figure.subplots()
     axes.set_axis_off()
     axes.set_title(title, color=GREY)
-    for a, b in sorted(edges):
-        style = "-" if (b, a) in edges else "-|>"
-        if style == "-|>" or a < b:
-            arrow = {"arrowstyle": style, "color": GREY, "shrinkB": 9, "shrinkA": 9}
-            axes.annotate("", place[b], place[a], arrowprops=arrow)
     names = list(dict.fromkeys(hosts))
-    for agent, (x, y) in place.items():
-        colour = f"C{names.index(hosts[agent]) % 10}" if hosts else "C0"
-        axes.scatter(x, y, s=max(300 - size, 60), color=colour, zorder=2)
-        axes.text(x, y, str(agent), color="white", ha="center", va="center", size=8)
+    colours = [f"C{names.index(hosts[k]) % 10}" if hosts else "C0" for k in range(size)]
+    look = {"ax": axes, "node_size": max(300 - size, 60)}
+    networkx.draw_networkx_nodes(graph, place, node_color=colours, **look)
+    networkx.draw_networkx_labels(graph, place, font_color="white", font_size=8, ax=axes)
+    both = networkx.Graph([edge for edge in edges if edge[::-1] in edges])
+    one_way = networkx.DiGraph([edge for edge in edges if edge[::-1] not in edges])
+    for part in (both, one_way):
+        networkx.draw_networkx_edges(part, place, edge_color=GREY, **look)
     file = BytesIO()
     with rc_context({"svg.hashsalt": "canal-mpi", "svg.fonttype": "none"}):
         about = {"Date": None, "Title": title}
         figure.savefig(file, format="svg", transparent=True, metadata=about)
     return file.getvalue()
-
-
-def host_of_each(text: str, size: int | None) -> list[str]:
-    """The host of each agent from `nano-1:2,xavier`: names, with the number of agents there."""
-    hosts: list[str] = []
-    for item in text.split(","):
-        name, colon, number = item.strip().partition(":")
-        if not name or (colon and not AGENT.fullmatch(number)):
-            raise UsageError(f"--hosts {text}: expected names, as in nano-1:2,xavier.")
-        hosts += [name] * min(int(number) if colon else 1, MOST_AGENTS + 1)
-        if len(hosts) > MOST_AGENTS:
-            raise UsageError(f"--hosts {text}: expected at most {MOST_AGENTS} agents.")
-    if size not in (None, len(hosts)):
-        raise UsageError(f"--hosts {text} has room for {len(hosts)} agents, but -n says {size}.")
-    return hosts

@@ -28,6 +28,7 @@ MAGIC = b"CANALMSG"
 EXCHANGE_HEADER = struct.Struct("<Biii")  # kind, donor, its round, sender's round
 DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a refused message
 COLLECTIVE = 120  # seconds
+SHORTEST, LONGEST = 50e-6, 0.02  # seconds of a sleep while waiting
 ANY_SOURCE, ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 Idle = Callable[[int, str], None]
 
@@ -41,11 +42,6 @@ def deadline(seconds: float = COLLECTIVE) -> Iterator[None]:
         yield
     finally:
         signal.alarm(0)
-
-
-def pause(turn: int) -> None:
-    """Sleep a little longer each time: waiting costs no CPU."""
-    sleep(min(50e-6 * 1.5 ** min(turn, 20), 0.02))
 
 
 @dataclass
@@ -94,7 +90,7 @@ class PolledComm:
 
     def __init__(self, comm: MPI.Intracomm, idle: Idle) -> None:
         self.comm, self._idle = comm, idle
-        self.received, self.waited = 0, 0.0  # bytes and seconds so far
+        self._received = 0  # bytes so far
         self._out: list[tuple[MPI.Request, object]] = []  # with what must stay alive until it left
         self._in: dict[tuple[int, int], deque[Incoming]] = {}  # by sender and tag
         self._status = MPI.Status()
@@ -116,7 +112,7 @@ class PolledComm:
 
     def settle(self, phase: str) -> None:
         """Wait until everything posted has left."""
-        self._wait_until(self._test_sends, -1, phase)
+        self.wait(self._test_sends, -1, phase)
 
     def poll(self, tag: int, limit: int) -> list[Incoming]:
         """Messages of any rank that have arrived whole; never waits."""
@@ -145,7 +141,7 @@ class PolledComm:
             found.extend(filter(None, [self.next(source, tag, limit)]))
             return bool(found)
 
-        self._wait_until(arrived, source, phase)
+        self.wait(arrived, source, phase)
         if found[0].error:
             raise DamagedData(found[0].error)
         return bytes(found[0].data)
@@ -161,30 +157,33 @@ class PolledComm:
             line[-1].receive(part, size)
         else:
             line.append(Incoming.begin(part, sender, size, limit))
-        self.received += size
+        self._received += size
         return True
 
-    def _wait_until(self, done: Callable[[], bool], peer: int, phase: str) -> None:
-        """Sleep until something is done; `idle` is asked meanwhile and may raise."""
-        turn, start = 0, monotonic()
+    def wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        """Sleep until something is done; False after `limit` seconds without a byte, if any.
+
+        `idle` is asked meanwhile and may raise. The sleeps grow: waiting costs no CPU.
+        """
+        turn, received, since = 0, self._received, monotonic()
         while not done():
+            if self._received != received:
+                turn, received, since = 0, self._received, monotonic()
+            if limit and monotonic() - since > limit:
+                return False
             self._idle(peer, phase)
-            pause(turn)
+            sleep(min(SHORTEST * 1.5 ** min(turn, 20), LONGEST))
             turn += 1
-        self.waited += monotonic() - start
+        return True
 
 
 class MpiTransport(Transport):
-    """Carries messages of an exchange; nothing here waits but `pause` and `settle`."""
+    """Carries the messages of an exchange along the edges of a graph."""
 
     def __init__(
         self, comm: MPI.Intracomm, edges: Edges, idle: Idle, limit: int, plain: bool = False
     ) -> None:
-        self._comm, self._idle, self.limit = (
-            PolledComm(_graph(comm, edges, plain), idle),
-            idle,
-            limit,
-        )
+        self._comm, self.limit = PolledComm(_graph(comm, edges, plain), idle), limit
 
     def send(self, to: int, message: Message) -> None:
         """Start sending a message."""
@@ -193,27 +192,24 @@ class MpiTransport(Transport):
 
     def poll(self) -> list[Message]:
         """Messages that have arrived whole; those of one sender in their order."""
-        found = [self._message(one) for one in self._comm.poll(Tag.MESSAGE, self.limit)]
-        self.received = self._comm.received
-        return found
+        return [_message(found) for found in self._comm.poll(Tag.MESSAGE, self.limit)]
 
-    def _message(self, found: Incoming) -> Message:
-        try:
-            kind, donor, lesson_round, round_ = EXCHANGE_HEADER.unpack(found.header)
-            message = Message(found.source, MessageKind(kind), (donor, lesson_round), round_)
-        except (struct.error, ValueError) as error:
-            raise ProtocolError(f"agent {found.source} sent no proper message: {error}") from error
-        data = b"" if found.error else bytes(found.data)
-        return message._replace(data=data, error=found.error)
-
-    def pause(self, turn: int, peer: int, phase: str) -> None:
-        """Sleep a little; `idle` may end a wait that is hopeless."""
-        self._idle(peer, phase)
-        pause(turn)
+    def wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
+        """Sleep until something is done; see `PolledComm.wait`."""
+        return self._comm.wait(done, peer, phase, limit)
 
     def settle(self) -> None:
         """Wait until everything sent has left; `idle` polls the exchange meanwhile."""
         self._comm.settle("the end")
+
+
+def _message(found: Incoming) -> Message:
+    try:
+        kind, donor, lesson_round, round_ = EXCHANGE_HEADER.unpack(found.header)
+        about = (found.source, MessageKind(kind), (donor, lesson_round), round_)
+    except (struct.error, ValueError) as error:
+        raise ProtocolError(f"agent {found.source} sent no proper message: {error}") from error
+    return Message(*about, b"" if found.error else bytes(found.data), found.error)
 
 
 class MpiPort:
@@ -275,37 +271,15 @@ class ShrunkComm(MPI.Intracomm):
         """Start sending."""
         return super().Isend(buf, self.ranks[dest], tag)
 
-    def Recv(
-        self,
-        buf: Any,
-        source: int = ANY_SOURCE,
-        tag: int = ANY_TAG,
-        status: MPI.Status | None = None,
-    ) -> None:
-        """Receive what is known to be there."""
-        super().Recv(buf, self.ranks[source], tag, status)
-
-    def Iprobe(
-        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: MPI.Status | None = None
-    ) -> bool:
-        """Whether something is there; the status names its sender by number."""
-        status = status or MPI.Status()
-        found = super().Iprobe(self.ranks[source], tag, status)
-        self._name(status, found)
-        return found
-
     def Improbe(
         self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: MPI.Status | None = None
     ) -> MPI.Message | None:
         """Take what is there; the status names its sender by number."""
         status = status or MPI.Status()
         found = super().Improbe(self.ranks[source], tag, status)
-        self._name(status, found is not None)
-        return found
-
-    def _name(self, status: MPI.Status, found: bool) -> None:
-        if found:
+        if found is not None:
             status.Set_source(self.numbers[status.Get_source()])
+        return found
 
     def copy(self) -> "ShrunkComm":
         """The same members, whose messages can't be mixed up with those of this one."""
