@@ -6,7 +6,7 @@ it is loaded where one of its own generators is named.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from inspect import signature
+from inspect import Signature, signature
 from itertools import combinations, pairwise
 from math import isfinite, isqrt
 from operator import index
@@ -222,7 +222,8 @@ def networkx_topology(name: str, kind: str) -> Build:
         raise UsageError(
             f"unknown {kind} '{head}'{hint or ';'} known: {known}, or a generator of networkx."
         )
-    takes = [key for key in signature(generators[head]).parameters if key not in NOT_NUMBERS]
+    parameters = signature(generators[head]).parameters
+    takes = {key: one for key, one in parameters.items() if key not in NOT_NUMBERS}
     given = dict(_parameter(item, name) for item in text.split(",") if item)
 
     def arguments(size: int, seed: int) -> dict[str, float]:
@@ -231,7 +232,7 @@ def networkx_topology(name: str, kind: str) -> Build:
         return {key: value for key, value in fixed.items() if key in takes} | given
 
     try:
-        signature(generators[head]).bind(**arguments(1, 1))
+        Signature([*takes.values()]).bind(**arguments(1, 1))
     except TypeError as error:
         known = ", ".join(takes) or "nothing"
         raise UsageError(f"topology '{name}': {error}; it takes {known}.") from error
