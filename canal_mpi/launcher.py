@@ -147,8 +147,20 @@ def _busy_clock() -> Callable[[], float]:
 
     With CPU time alone, ranks on a machine with fewer cores than ranks would all be equally slow.
     """
+    read = _schedstat()
+    return (lambda: sum(read())) if read else thread_time
+
+
+def core_wait_clock() -> Callable[[], float]:
+    """Seconds in which this thread was ready to run and had no core; 0 where nobody knows."""
+    read = _schedstat()
+    return (lambda: read()[1]) if read else lambda: 0.0
+
+
+def _schedstat() -> Callable[[], list[float]] | None:
+    """Reads for how many seconds this thread had a core, and waited for one."""
     try:
         file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:  # a kernel without it
-        return thread_time
-    return lambda: sum(map(int, os.pread(file, 64, 0).split()[:2])) / 1e9
+        return None
+    return lambda: [int(word) / 1e9 for word in os.pread(file, 64, 0).split()[:2]]

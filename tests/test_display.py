@@ -1,7 +1,9 @@
 """What people and programs are shown while a run goes on and when it ends."""
 
 import json
+import os
 import re
+import time
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,18 @@ import pytest
 from canal_mpi import config
 from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
+from canal_mpi.launcher import Launcher
 from canal_mpi.rank import display
-from canal_mpi.rank.display import Display
+from canal_mpi.rank.display import Display, next_steps, round_words
 from canal_mpi.rank.plan import Device, Plan, Workload
 from canal_mpi.rank.world import World
-from canal_mpi.results.progress import duration
+from canal_mpi.results.checkpoint import Mark
+from canal_mpi.results.progress import duration, progress_lines
+from canal_mpi.results.status import run_status
 from canal_mpi.results.store import Rows, RunInfo, Store
-from canal_mpi.results.summary import ranges, summary
+from canal_mpi.results.summary import Took, percentages, ranges, summary
+
+TOOK = Took(0.25, 2.0, 0.25)
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +33,16 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "terminal", lambda: None)
 
 
-def view(folder: Path, agents: int = 2, verbosity: int = 0, cap: int = 3000) -> Display:
+def view(
+    folder: Path, agents: int = 2, verbosity: int = 0, cap: int = 3000, exchange: str = "rounds"
+) -> Display:
     world = World(None)
     world.agents, world.heartbeat.timeout = agents, 300.0
     world.heartbeat.progress = [Progress() for _ in range(agents)]
     world.heartbeat.names = [f"rank {agent} on host-{agent}" for agent in range(agents)]
     world.devices = [Device(f"host-{agent}") for agent in range(agents)]
     flags = {"train.steps": 1000, "evaluation.max_steps": cap, "tasks": ["Krull", "CartPole-v1"]}
-    job = config.resolve(flags, environ={})
+    job = config.resolve(flags | {"share.exchange": exchange}, environ={})
     plan = Plan(job, folder, "x", 0, [list(job.tasks)] * agents, [])
     return Display(world, plan, filled(folder), verbosity)
 
@@ -117,7 +126,7 @@ def filled(folder: Path) -> Store:
 def ending(
     folder: Path,
     *rows: tuple[int, int, str, str, float],
-    seconds: float = 2.5,
+    took: Took = TOOK,
     evaluated: tuple[float, ...] = (),
     **settings: Any,
 ) -> list[str]:
@@ -133,7 +142,7 @@ def ending(
     flags = {"train.steps": 1000, "tasks": ["Krull", "CartPole-v1"], "order": "same"}
     named = {name.replace("__", "."): value for name, value in settings.items()}
     kept.info.resumes = named.pop("resumes", 0)
-    return summary(config.resolve(flags | named, environ={}), kept, seconds)
+    return summary(config.resolve(flags | named, environ={}), kept, took)
 
 
 def test_the_ending_tells_scores_of_tasks_and_who_learnt_them_from_whom(tmp_path: Path) -> None:
@@ -174,20 +183,35 @@ def test_the_ending_compares_only_what_can_be_compared(tmp_path: Path) -> None:
 
 
 def test_the_time_adds_up(tmp_path: Path) -> None:
-    line = ending(tmp_path)[-1]  # two agents of 2 s in tasks each, 90 % of them told, in 2.5 s
+    line = ending(tmp_path)[-1]  # two agents of 2 s in tasks each, in 2.5 s
     assert line == (
-        " 2 s: environment 20 % · learning 40 % · exchange 4 % · waiting for others 8 %"
-        " · start and files 20 %"
+        " 2 s: environment 20 % · learning 40 % · exchange 4 % · start and files 28 %"
+        " · waiting for agents 8 %"
     )
     rows = [(0, 1, "Krull", "", 1.0), (0, 2, "CartPole-v1", "", 1.0), (1, 1, "Krull", "", 1.0)]
-    uneven = ending(tmp_path, *rows, seconds=2.0)[-1]  # agent 1 waits for agent 0 in the end
-    assert "waiting for others 32 %" in uneven and "files" not in uneven
-    again = ending(tmp_path, seconds=90.0, resumes=1)[-1]  # seconds of the last start tell little
-    assert again.startswith(" 2 s in tasks: environment 25 %")
+    uneven = ending(tmp_path, *rows, took=Took(0, 2, 0))[-1]  # agent 1 waits for agent 0 at the end
+    assert "waiting for agents 32 %" in uneven
+    crowded = ending(tmp_path, took=Took(0, 2, 0, core=1.8))[-1]  # of 3.6 s of work
+    assert "environment 12 % · learning 25 %" in crowded and "for a core 45 %" in crowded
+    unknown = ending(tmp_path, took=Took(0, 4, 0))[-1]  # only half of the time was measured
+    assert "other 50 %" in unknown
+    for words in (line, uneven, crowded, unknown):
+        assert sum(map(int, re.findall(r"([0-9]+) %", words))) == 100
+
+
+def test_after_a_resume_the_time_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    again = ending(tmp_path, took=Took(1, 8, 1), resumes=1)[-1]
+    assert again.startswith(" 10 s: ") and "starts and lost work 60 %" in again
+
+
+def test_percentages_add_up_whatever_is_rounded() -> None:
+    assert percentages({"a": 1.0, "b": 1.0, "c": 1.0}) == {"a": 34, "b": 33, "c": 33}
+    assert percentages({"a": 0.994, "b": 0.006}) == {"a": 99, "b": 1}
+    assert sum(percentages({str(k): 1.0 + k for k in range(7)}).values()) == 100
 
 
 def test_a_run_without_rows_ends_without_a_table(tmp_path: Path) -> None:
-    assert len(summary(config.resolve({}, environ={}), store(tmp_path), 1.0)) == 1
+    assert len(summary(config.resolve({}, environ={}), store(tmp_path), Took(0, 1, 0))) == 1
 
 
 def test_agents_in_a_row_are_a_range() -> None:
@@ -230,7 +254,7 @@ def test_many_agents_still_fit_on_a_line(tmp_path: Path) -> None:
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = view(tmp_path, verbosity=-1)
     quiet.say("hello")
-    quiet.summarise()
+    quiet.summarise(0.0)
     assert capsys.readouterr().out == ""
 
 
@@ -255,6 +279,7 @@ def test_a_table_on_a_terminal_is_drawn_over(
     first = capsys.readouterr().out
     plain = re.sub(r"\x1b\[[0-9;]*m", "", first)
     assert plain != first, "numbers are in colour"
+    assert "━" in plain, "a bar"
     assert "host-1" in plain and "agent 0" in plain
     assert max(map(len, plain.splitlines())) < 100
     assert "\x1b" not in plain
@@ -292,9 +317,64 @@ def test_the_end_of_a_round_tells_of_lessons_and_refusals(
     shown.round_done(2)
     out = capsys.readouterr().out
     assert "agent 1 refused a lesson of agent 0: message fails its checksum" in out
-    assert "round 2/2: 2 learnt from 1 lessons (2.0 MB)" in out
+    assert "round 2/2: 2 agents learnt from 1 lesson, 2.0 MB packed from 8.0 MB" in out
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["round"], event["played"], event["lessons"]) == ("round", 2, 0, 1)
+
+
+def test_a_round_is_told_in_words_that_make_sense() -> None:
+    assert round_words(0, 5, 9, 1_100_000, 13_400_000) == (
+        "5 agents learnt from 9 lessons, 1.1 MB packed from 13.4 MB"
+    )
+    assert round_words(1, 1, 1, 2_100_000, 2_000_000) == (
+        "1 agent played, 1 agent learnt from 1 lesson, 2.1 MB"
+    )
+    assert round_words(5, 0, 0, 0, 0) == "5 agents played"
+
+
+def test_with_the_free_clock_all_tasks_that_are_done_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = view(tmp_path, exchange="free")
+    shown.round_done(1)
+    assert "4 of 4 tasks: 2 agents played, 2 agents learnt from 1 lesson" in capsys.readouterr().out
+
+
+def test_a_finished_run_is_at_its_last_round_whatever_was_heard_last(tmp_path: Path) -> None:
+    shown = view(tmp_path, exchange="free")
+    shown.heartbeat.progress[1] = Progress("training", 1, "Krull", -1, 400, 1000)
+    shown.end("finished")
+    shown.folder.joinpath("run.h5").touch()
+    seen = run_status(tmp_path)
+    assert (seen.round, seen.facts["done"], seen.facts["left"]) == (2, 1.0, 0.0)
+    assert [agent["phase"] for agent in seen.agents] == ["done", "done"]
+
+
+def test_the_age_of_the_last_checkpoint_is_that_of_the_file(tmp_path: Path) -> None:
+    shown = view(tmp_path)
+    shown.round_done(2)
+    assert shown.facts("running")["saved"] is None, "run.h5 is no checkpoint"
+    for agent, age in ((0, 100.0), (1, 40.0)):
+        file = tmp_path / "checkpoints" / f"agent-{agent}" / Mark(1, 1).file
+        file.parent.mkdir(parents=True)
+        file.touch()
+        os.utime(file, (time.time() - age,) * 2)
+    lines = progress_lines(shown.facts("running"), time.time())
+    assert "checkpoint 1 min 40 s ago" in lines[-1], "all of them would go back to the oldest"
+
+
+def test_what_to_do_next_names_as_many_agents_as_the_run_had(tmp_path: Path) -> None:
+    for agents, edges, words in (
+        (3, [], "mpirun -np 3 canal-mpi train --job"),
+        (3, [(0, 1)], "mpirun -np 3 canal-mpi train --job"),
+        (1, [], "mpirun -np 5 canal-mpi train --job"),
+    ):
+        world = World(Launcher("mpirun", 0, agents) if agents > 1 else None)
+        world.size = world.agents = agents
+        job = config.resolve({}, environ={})
+        plan = Plan(job, tmp_path, "x", 0, [list(job.tasks)] * agents, edges)
+        said = next_steps(world, plan, report=True)
+        assert words in said and ("(the same with" in said) == (agents > 1)
 
 
 def test_a_silent_agent_is_named_once(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from madeup import write_run
 
 from canal_mpi import cli
 from canal_mpi.results import status as status_module
-from canal_mpi.results.progress import events, progress_lines, spark
+from canal_mpi.results.progress import coloured, events, progress_lines, sittings, spark
 from canal_mpi.results.status import follow, metrics, run_lines, run_status, runs_in
 
 AGENT = {
@@ -58,6 +59,25 @@ def test_the_table_says_who_waits_for_whom_and_how_returns_go() -> None:
     assert "waits for 0" in lines[2]
     assert lines[3:] == [" hm", " checkpoint 12 s ago · about 1 min 12 s left"]
     assert max(map(len, lines)) < 100
+
+
+def test_names_are_not_cut() -> None:
+    long = AGENT | {"host": "xavier-with-a-long-name", "task": "my_module.envs:MountainClimber-v1"}
+    lines = progress_lines({"agents": [AGENT, long], "rounds": 10}, 0.0)
+    assert "xavier-with-a-long-name" in lines[2] and "my_module.envs:MountainClimber-v1" in lines[2]
+    assert len({line.index("40/200") for line in lines[1:3]}) == 1
+    coloured_lines = coloured(lines, 200, 0.5).splitlines()
+    assert len(coloured_lines) == len(lines) and "━" in coloured_lines[-1]
+
+
+def test_a_run_began_when_it_first_did_and_took_the_time_of_all_its_sittings(
+    tmp_path: Path,
+) -> None:
+    assert isnan(sittings(tmp_path)[0])
+    seen = [("start", 100), ("round", 150), ("stopped", 160), ("resume", 900), ("round", 930)]
+    lines = [json.dumps({"event": event, "time": when}) for event, when in seen]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    assert sittings(tmp_path) == (100, 90)
 
 
 def test_odd_facts_are_shown_as_dashes() -> None:

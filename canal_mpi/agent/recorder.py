@@ -18,6 +18,7 @@ from canal_mpi.interfaces import (
     Step,
     TransferEvent,
 )
+from canal_mpi.launcher import core_wait_clock
 from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 
 OVER = TERMINATED | TRUNCATED
@@ -75,13 +76,13 @@ class Recorder:
     ) -> None:
         self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
         self._throttle = throttle  # called after each piece of work, to emulate slow devices
-        self.progress, self._began = Progress(), perf_counter()
+        self.progress, self._began, self._core_clock = Progress(), perf_counter(), core_wait_clock()
         self.start()
         self.begin("", 0)
 
     def start(self) -> None:
         """The time of the first task begins."""
-        self.clock, self._cpu = Clock(), process_time()
+        self.clock, self._cpu, self._core = Clock(), process_time(), self._core_clock()
         self._at_task, self._at_row = self.clock.spent.copy(), self.clock.spent.copy()
 
     def begin(self, task: str, round_: int) -> None:
@@ -111,7 +112,7 @@ class Recorder:
         return with_prefix("progress", record_to_columns(self.progress)) | {
             "counts": np.array([getattr(self, name) for name in COUNTS], dtype="<i8"),
             "times": np.array(times),
-            "cpu": np.array([process_time() - self._cpu]),
+            "cpu": np.array([process_time() - self._cpu, self.core_waited]),
             "fetched": np.array(fetched, dtype="<f8").reshape(-1, 5),
             "losses": np.array(self._losses, dtype="<f8"),
             "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
@@ -127,6 +128,7 @@ class Recorder:
         self.clock.spent = task
         self._at_row = {phase: task[phase] - row[phase] for phase in PHASES}
         self._cpu -= float(state["cpu"][0])
+        self._core -= float(state["cpu"][1])
         known = {offer.key: offer for offer in offers}
         for donor, round_, seconds, waited, sender in state["fetched"].tolist():
             key = (int(donor), int(round_))
@@ -138,6 +140,11 @@ class Recorder:
         vars(self.progress).update(vars(saved))
 
     # ── progress and time ──────────────────────────────────────────────────────────────────────
+
+    @property
+    def core_waited(self) -> float:
+        """Seconds of the run in which the agent was ready to work and had no core."""
+        return self._core_clock() - self._core
 
     def plan(self, iterations: int) -> None:
         """The training loop is about to run at most that many iterations."""

@@ -6,7 +6,7 @@ import shlex
 import shutil
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
@@ -20,15 +20,16 @@ from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import STARTED, nobody_reads, terminal
-from canal_mpi.rank.plan import Plan, Workload
+from canal_mpi.rank.plan import Plan, Workload, core_speed
 from canal_mpi.rank.world import World
+from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
-from canal_mpi.results.progress import duration, progress_lines, remaining
+from canal_mpi.results.progress import coloured, duration, progress_lines, remaining
 from canal_mpi.results.store import Store
-from canal_mpi.results.summary import summary
+from canal_mpi.results.summary import Took, count, summary
 from canal_mpi.topology.graphs import warnings
 
-LINE_EVERY = 10.0  # seconds between two plain lines
+LINE_EVERY = 30.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
 RATE_EVERY = 1.0
 
@@ -59,10 +60,13 @@ class Trend:
 class Display:
     """Shows the progress of all agents; `status.json` and `events.jsonl` tell programs."""
 
-    def __init__(self, world: World, plan: Plan, store: Store, verbosity: int) -> None:
+    def __init__(
+        self, world: World, plan: Plan, store: Store, verbosity: int, before: float = 0.0
+    ) -> None:
         self.heartbeat, self.folder, self.job = world.heartbeat, plan.folder, plan.job
         self.hosts = [device.host for device in world.devices[: world.agents]]
-        self.rounds = len(plan.orders[0])
+        self.rounds, self.before = len(plan.orders[0]), before  # seconds of earlier sittings
+        self.began = self.agents_done = monotonic()
         self.store, self.verbosity = store, verbosity
         self.workload = Workload(plan)
         self.done_before = 0.0  # the fraction of it that was done before this start of the run
@@ -71,8 +75,7 @@ class Display:
         self._start = self._last_line = monotonic()
         self._last_status = 0.0
         self._trends = [Trend(self._start) for _ in self.hosts]
-        self._saved = self._mean_hns = nan
-        self._note = ""
+        self._mean_hns, self._note = nan, ""
         self._warned: set[int] = set()
 
     @property
@@ -85,12 +88,14 @@ class Display:
         return [p for p in self._progress if p.phase != "died"]
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        if self.verbosity >= 0:
+        """Lines that stay."""
+        if self._terminal:
+            self._print(coloured(text.split("\n"), _width(self._terminal), wrap=True))
+        elif self.verbosity >= 0:
             self._print(text)
 
-    def _print(self, text: str, lines: int = 0) -> None:
-        """Replace the table, if any, by a text, of which the next one replaces so many lines.
+    def _print(self, text: str, stays: bool = True) -> None:
+        """Replace the table, if any, by a text that may stay, or be replaced by the next one.
 
         Where nobody reads any more, the run goes on in silence.
         """
@@ -99,7 +104,7 @@ class Display:
             if nobody_reads():
                 raise BrokenPipeError("nobody reads what mpirun prints")
             print(f"{erase}{text}", flush=True)
-            self._drawn = lines
+            self._drawn = 0 if stays else text.count("\n") + 1
         except OSError as error:
             logger.warning("output is closed (%s): going on without it", error)
             self.verbosity, self._terminal = -1, None
@@ -121,8 +126,9 @@ class Display:
             self._last_status = now
             self.write_status("running")
         if self._terminal:
-            lines = progress_lines(self.facts("running"), time())
-            self._print(coloured(lines, _width(self._terminal)), len(lines))
+            facts = self.facts("running")
+            lines, width = progress_lines(facts, time()), _width(self._terminal)
+            self._print(coloured(lines, width, facts["done"]), stays=False)
         elif now - self._last_line >= LINE_EVERY:
             self._last_line = now
             self.say(self._summary())
@@ -161,37 +167,39 @@ class Display:
         self.done_before = self.workload.done(there)
 
     def round_done(self, round_: int) -> None:
-        """Say what the exchange of a round moved."""
-        self._saved = time()
+        """Say what came of a round; with the free clock, of all tasks that are done."""
         if not round_:
             return
+        free = self.job.share.free
         ledger, tasks = self.store.table("exchange"), self.store.table("tasks")
         pairs = zip(tasks["task"], tasks["score"], strict=True)
         self._mean_hns = float(np.mean([human_normalised(t.decode(), s) for t, s in pairs]))
-        here, now = ledger["round"] == round_, tasks["round"] == round_
+        here, now = (free | (table["round"] == round_) for table in (ledger, tasks))
         lessons, refused = (here & (ledger["kind"] == kind) for kind in (b"lesson", b"refusal"))
         played, taught = (int((now & (tasks["source"] == s)).sum()) for s in (b"env", b"lesson"))
-        packed = int(ledger["bytes"][lessons].sum())
-        parts = [f"{played} played"] if played or not taught else []
-        if taught:
-            parts.append(
-                f"{taught} learnt from {int(lessons.sum())} lessons ({packed / 1e6:.1f} MB)"
-            )
-        self._note = f"round {round_}/{self.rounds}: {', '.join(parts)}"
-        for k in np.flatnonzero(refused):
+        count, sizes = (
+            int(lessons.sum()),
+            [ledger[n][lessons].sum() for n in ("bytes", "raw_bytes")],
+        )
+        where = f"{len(now)} of {self.rounds * len(self.hosts)} tasks" if free else ""
+        where = where or f"round {round_}/{self.rounds}"
+        self._note = f"{where}: {round_words(played, taught, count, *sizes)}"
+        for k in np.flatnonzero(refused & (ledger["round"] == round_)):
             reason = ledger["reason"][k].decode()
             self.say(
                 f"agent {ledger['to'][k]} refused a lesson of agent {ledger['donor'][k]}: {reason}"
             )
-        self.event("round", round=round_, played=played, lessons=int(lessons.sum()), bytes=packed)
+        self.event("round", round=round_, played=played, lessons=count, bytes=int(sizes[0]))
         if not self._terminal:
             self.say(f"{self._note} · {remaining(self._left())}")
 
     def facts(self, status: str) -> dict[str, Any]:
         """What status.json tells, and what the table is drawn from."""
+        over = status in ("finished", "degraded")
         agents = [
             {"agent": agent, "host": host, "steps_per_second": trend.rate}
             | {name: _json_value(value) for name, value in vars(p).items()}
+            | ({"phase": "done", "round": self.rounds} if over and p.phase != "died" else {})
             | {"returns": list(trend.returns)}
             for agent, (host, trend, p) in enumerate(
                 zip(self.hosts, self._trends, self._progress, strict=True)
@@ -202,8 +210,9 @@ class Display:
             "time": time(),
             "rounds": self.rounds,
             "note": self._note,
+            "done": 1.0 if over else self.workload.done(self._progress),
             "left": _json_value(self._left()) if status == "running" else 0.0,
-            "saved": _json_value(self._saved),
+            "saved": _json_value(last_saved(self.folder)),
             "mean_hns": _json_value(self._mean_hns),
             "agents": agents,
         }
@@ -221,20 +230,24 @@ class Display:
         self.write_status(status)
         self.event(status, **facts)
 
-    def summarise(self) -> None:
-        """How well the tasks were learnt, by whom, and where the time went."""
-        for line in summary(self.job, self.store, monotonic() - STARTED):
-            self.say(line)
+    def summarise(self, core: float) -> None:
+        """How well the tasks were learnt, by whom, and where the time went.
+
+        `core` is for how many seconds all agents together waited for a core.
+        """
+        run = self.before + self.agents_done - self.began
+        took = Took(self.began - STARTED, run, monotonic() - self.agents_done, core)
+        self.say("\n".join(summary(self.job, self.store, took)))
 
 
-def coloured(lines: Sequence[str], width: int) -> str:
-    """The lines of a table for a terminal of that width."""
-    from rich.console import Console
-
-    console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
-    with console.capture() as shown:
-        console.print("\n".join(lines), markup=False, no_wrap=True, overflow="crop")
-    return shown.get().rstrip("\n")
+def round_words(played: int, taught: int, lessons: int, size: int, raw: int) -> str:
+    """What agents did in a round: `2 agents played, 3 agents learnt from 9 lessons, 1.1 MB …`."""
+    parts = [f"{count(played, 'agent')} played"] if played or not taught else []
+    if taught:
+        parts.append(f"{count(taught, 'agent')} learnt from {count(lessons, 'lesson')}")
+        packed = f" packed from {raw / 1e6:.1f} MB" if size < raw else ""
+        parts.append(f"{size / 1e6:.1f} MB{packed}")
+    return ", ".join(parts)
 
 
 def _doing(p: Progress) -> str:
@@ -290,10 +303,11 @@ def _guess(world: World, plan: Plan) -> str:
     """How long the whole run takes, where that can be told before it begins."""
     work = Workload(plan)
     cores = {info["host"]: int(info["cores"]) for info in world.host_info[: world.agents]}
-    speeds = [device.speed for device in world.devices[: world.agents]]
-    minutes = round(work.seconds(sum(cores.values()) or 1, speeds) / 60)
+    speed, slowed = core_speed(), [device.speed for device in world.devices[: world.agents]]
+    seconds = work.seconds(speed * (sum(cores.values()) or 1), [speed * part for part in slowed])
+    minutes = round(seconds / 60)
     words = f"about {duration(60 * minutes).removesuffix(' 0 s')}" if minutes else "under 1 min"
-    return f"{words} · " if work.known else ""
+    return f"estimated time {words} · " if work.known else ""
 
 
 def train_command(world: World, options: str) -> str:
@@ -312,7 +326,9 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
     """Where the results are, and what one may do with them."""
     folder = short_path(plan.folder)
     quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')} --share"
-    other = f"mpirun -np 5 canal-mpi train {again} exact   (five that share)"
+    other = f"{train_command(world, f'{again} exact')}   (the same with sharing)"
+    if world.agents == 1:
+        other = f"mpirun -np 5 canal-mpi train {again} exact   (five that share)"
     if plan.edges:
         other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
     first = f"canal-mpi report {quoted}   (one page about this run)"

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from time import thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,12 +21,13 @@ from canal_mpi.topology.graphs import edges
 
 SLOWEST = 0.05  # speed factor of an emulated host
 
-# Speeds of an ordinary core, with the console's RAM and the default network
-PLAYED = 1000  # agent steps a second, with an update each
-TAUGHT = 1500  # updates a second on lessons
-EVALUATED = 2000  # steps of evaluations a second
+# Seconds on a core that takes PRODUCT, with the console's RAM and the default network
+PRODUCT = 47e-6  # two matrices of 128 × 128
+STEP = 250e-6  # an agent step without learning
+UPDATE = 550e-6  # an update with a batch of 128
+EVALUATED = 500e-6  # a step of an evaluation
 EPISODE = 1000  # steps of an evaluation episode
-START = 10.0  # seconds until all ranks are there
+START = 10.0  # until all ranks are there
 
 
 @dataclass(frozen=True)
@@ -226,21 +229,21 @@ class Workload:
     """
 
     def __init__(self, plan: Plan) -> None:
-        job, learnt = plan.job, set[str]()
+        job, learnt, update = plan.job, set[str](), update_seconds(plan.job)
         self.rounds = np.zeros((len(plan.orders), len(plan.orders[0])))  # [agent, round - 1]
         for r, tasks in enumerate(zip(*plan.orders, strict=True)):
-            play = job.train.steps / PLAYED
-            self.rounds[:, r] = [_taught(job) if task in learnt else play for task in tasks]
+            play = job.train.steps * (STEP + job.learn.updates_per_step * update)
+            self.rounds[:, r] = [_taught(job, update) if t in learnt else play for t in tasks]
             learnt.update(tasks if plan.edges else ())
         count = self.rounds.shape[1]
         final, all_ = count, (count + 1) * len(job.tasks)
         networks = {"final": final, "after": 2 * final, "all": all_}[job.evaluation.tasks]
         steps = job.evaluation.episodes * min(job.evaluation.max_steps, EPISODE)
-        self.evaluation = networks * steps / EVALUATED
+        self.evaluation = networks * steps * EVALUATED
         usual = job.learn.algorithm == "dqn" and job.learn.network == "mlp"
         self.known = usual and job.task.obs == "ram"  # whether the speeds above hold
 
-    def seconds(self, cores: int, speeds: Sequence[float]) -> float:
+    def seconds(self, cores: float, speeds: Sequence[float]) -> float:
         """How long it takes on so many cores, for agents at these parts of full speed."""
         slowed = self.rounds / np.array(speeds)[:, None]
         rounds = np.maximum(slowed.max(axis=0), self.rounds.sum(axis=0) / cores).sum()
@@ -259,10 +262,29 @@ class Workload:
         return done / total if total else 0.0
 
 
-def _taught(job: Job) -> float:
+def update_seconds(job: Job) -> float:
+    """Seconds that an update takes, with those on old tasks that come with it."""
+    sides = (128, *job.learn.widths, 18)
+    work = sum(a * b for a, b in pairwise(sides)) * job.learn.batch_size
+    usual = (2 * 128 + 128 + 18) * 128 * 128
+    return UPDATE * (0.2 + 0.8 * work / usual) / (1 - job.rehearsal.ratio)
+
+
+def core_speed() -> float:
+    """How fast a core here is, against the one that the seconds above are from; takes 20 ms."""
+    matrix, best = np.ones((128, 128), dtype=np.float32), 1.0
+    for _ in range(20):
+        start = thread_time()  # others may have the core meanwhile
+        for _ in range(20):
+            matrix @ matrix
+        best = min(best, (thread_time() - start) / 20)
+    return PRODUCT / best
+
+
+def _taught(job: Job, update: float) -> float:
     """Seconds of learning a task from a lesson."""
     reuse, steps = job.reuse, job.train.steps
     own = reuse.steps * steps if reuse.mode != "replay" else 0.0
     teaches = reuse.mode in ("distill", "adopt")
     updates = reuse.pretrain_updates * steps if teaches else steps * (own == 0)
-    return own / PLAYED + updates / TAUGHT
+    return own * (STEP + job.learn.updates_per_step * update) + updates * update

@@ -5,10 +5,13 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
+from time import monotonic, time
 from typing import Any
 
 import canal_mpi
@@ -26,12 +29,12 @@ from canal_mpi.rank.collect import Collector
 from canal_mpi.rank.display import Display, greeting, next_steps, resume_command
 from canal_mpi.rank.plan import Plan, Request, check_env_servers, devices, make_plan
 from canal_mpi.rank.resume import ResumePoint
-from canal_mpi.rank.shutdown import Shutdown, print_error, run_guarded, stop_signals
+from canal_mpi.rank.shutdown import CommonError, Shutdown, print_error, run_guarded, stop_signals
 from canal_mpi.rank.world import World, mpi_library
 from canal_mpi.results.checkpoint import Checkpoints, remove_all
 from canal_mpi.results.files import RunDirectory, write_whole
-from canal_mpi.results.progress import events
-from canal_mpi.results.store import RunInfo, Store
+from canal_mpi.results.progress import events, sittings
+from canal_mpi.results.store import RunInfo, Store, timestamp
 from canal_mpi.topology.exchange import Exchange
 
 REPORT_WITHIN = 300.0  # seconds
@@ -63,8 +66,14 @@ def _train(request: Request, shutdown: Shutdown) -> None:
     world.set_timeout(plan.job.timeout)
     directory = directory or RunDirectory(plan.folder)
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
-    log_file = world.run_on_all(lambda: _open_log(world, plan.folder, request.verbosity > 0))
-    TrainingRun(shutdown, request, plan, point, log_file).run()
+    log_file = _log_file(world, plan.folder)
+    try:
+        world.run_on_all(lambda: _open_log(world, log_file, request.verbosity > 0))
+        TrainingRun(shutdown, request, plan, point, log_file).run()
+    except (CommonError, KeyboardInterrupt):
+        if not (point or shutdown.hint):  # there is nothing to resume
+            _leave_nothing(world, directory, log_file)
+        raise
 
 
 def _plan(world: World, request: Request, point: ResumePoint | None) -> dict[str, Any]:
@@ -90,18 +99,28 @@ def _prepare_folder(
         write_whole(plan.folder / "job.toml", config.to_toml(plan.job, explain=True).encode())
 
 
-def _open_log(world: World, folder: Path, verbose: bool) -> Path:
+def _leave_nothing(world: World, directory: RunDirectory, log_file: Path) -> None:
+    """A start that failed leaves no folder."""
+    if world.is_root:
+        directory.discard()
+    with suppress(OSError):
+        log_file.unlink(missing_ok=True)
+        log_file.parent.rmdir()
+        directory.path.rmdir()
+
+
+def _log_file(world: World, folder: Path) -> Path:
     """On every host, the logs of its own ranks."""
-    role, number = "agent", world.agent
-    if world.is_env_server:
-        role, number = "env-server", world.rank
-    path = folder / "logs" / f"{role}-{number}.log"
+    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.agent}"
+    return folder / "logs" / f"{name}.log"
+
+
+def _open_log(world: World, path: Path, verbose: bool) -> None:
     try:
         log_to_file(path, verbose)
     except OSError as error:
-        raise StorageError(f"can't write to {folder}: {error.strerror}.") from error
-    logger.info("%s %d is %s, process %d", role, number, world.place, os.getpid())
-    return path
+        raise StorageError(f"can't write to {path.parent}: {error.strerror}.") from error
+    logger.info("%s is %s, process %d", path.stem, world.place, os.getpid())
 
 
 class TrainingRun:
@@ -121,6 +140,7 @@ class TrainingRun:
         self.faults: list[recover.Fault] = []  # ranks that died
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
+        self.core_waited = 0.0  # seconds for which all agents together had no core
         self.display = self._open_results() if self.world.is_root else None
 
     def run(self) -> None:
@@ -142,7 +162,7 @@ class TrainingRun:
                 died = True
         if self.display:
             self.display.end(self.display.store.end)
-            self.display.summarise()
+            self.display.summarise(self.core_waited)
             world.close()
             self.display.say(next_steps(world, self.plan, self._write_report()))
 
@@ -171,11 +191,13 @@ class TrainingRun:
         self._restore(agent, link, sink)
         command = resume_command(world, self.plan.folder)
         self.shutdown.allow(command, self.request.max_time, self._mark)
+        if self.display:
+            self.display.began = monotonic()
         agent.run()
         link.settle()
         if isinstance(agent.envs, RemoteMaker):
             agent.envs.close()
-        self._leave(sink)
+        self._leave(agent, sink)
 
     def _serve(self) -> None:
         """An env server's work."""
@@ -194,13 +216,17 @@ class TrainingRun:
             server.serve()
         finally:
             server.close()
-        self._leave(None)
+        self._leave(None, None)
 
-    def _leave(self, sink: Collector | None) -> None:
+    def _leave(self, agent: Agent | None, sink: Collector | None) -> None:
         """Everybody is done: write the last rows, and close MPI together."""
         self.world.barrier()  # who is done answers other agents until all are
         self.shutdown.forbid()
-        if sink is not None:
+        if self.display:
+            self.display.agents_done = monotonic()
+        if agent is not None and sink is not None:
+            waits = self.world.gather_json(agent.record.core_waited, self.world.agents)
+            self.core_waited = sum(waits.values())
             sink.close()
             if self.world.speaks_for_host() and not self.job.checkpoint.keep:
                 remove_all(self.plan.folder)
@@ -351,6 +377,7 @@ class TrainingRun:
 
     def _open_results(self) -> Display:
         plan, resumed = self.plan, bool(self.request.resume)
+        first, before = sittings(plan.folder)
         info = RunInfo(
             plan.run_id,
             plan.job.seed,
@@ -360,11 +387,13 @@ class TrainingRun:
             plan.orders,
             plan.edges,
             library_versions(self.world),
+            timestamp(first) if isfinite(first) else timestamp(time()),
             resumes=resumed + sum(e.get("event") == "resume" for e in events(plan.folder)),
             faults=self.faults,
         )
         store = Store(plan.folder / "run.h5", info)
-        return Display(self.world, plan, store, self.request.verbosity)
+        before = before if resumed and not self.faults else 0.0
+        return Display(self.world, plan, store, self.request.verbosity, before)
 
     def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""

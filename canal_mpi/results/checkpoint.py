@@ -8,7 +8,9 @@ one of the round before stays until the round is over.
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -49,6 +51,16 @@ def marks(folder: Path) -> list[Mark]:
         return []
     found = [NAME.fullmatch(entry.name) for entry in folder.iterdir()]
     return sorted(Mark(int(m[1]), int(m[2])) for m in found if m)
+
+
+def last_saved(run: Path) -> float:
+    """When the agent of this host that saved longest ago last did; NaN where none has."""
+    newest = []
+    for folder in run.glob("checkpoints/agent-*"):
+        for mark in marks(folder)[-1:]:
+            with suppress(OSError):  # it may go while we look
+                newest.append((folder / mark.file).stat().st_mtime)
+    return min(newest, default=nan)
 
 
 class Checkpoints:

@@ -88,6 +88,7 @@ class RunDirectory:
             self._make(force)
             free = shutil.disk_usage(self.path).free
         if free < needed_bytes:
+            self.discard()
             raise StorageError(
                 f"{self.path} has {free / 1e6:.1f} MB free; this run needs up to "
                 f"{needed_bytes / 1e6:.1f} MB: free some, or name another --out."
@@ -99,6 +100,12 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             self._remove_unfinished()
+
+    def discard(self) -> None:
+        """Undo `create`: a start that failed leaves nothing behind."""
+        with suppress(OSError):
+            self._clear()
+        self.give_back()
 
     def give_back(self) -> None:
         """Undo `reopen` where there was no run: leave no empty folder behind."""

@@ -4,13 +4,25 @@ Nothing in these files is trusted: they may be torn, or not ours. numpy and h5py
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite, isnan, nan
 from pathlib import Path
 from typing import Any
 
 EVENTS = 1 << 26  # bytes that events.jsonl may have
-HEADER = " agent{host}  round  task         source    steps        steps/s   return    loss waits"
+COLUMNS = (
+    "agent",
+    "host",
+    "round",
+    "task",
+    "source",
+    "steps",
+    "steps/s",
+    "return",
+    "loss",
+    "waits",
+)
+LEFT = {"host", "task", "source", "steps", ""}  # columns of words
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -35,35 +47,88 @@ def agents_of(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [a for a in found if isinstance(a, dict)] if isinstance(found, list) else []
 
 
+def sittings(folder: Path) -> tuple[float, float]:
+    """When a run first started (NaN: never), and how many seconds it has been running since."""
+    first = begun = last = nan
+    total = 0.0
+    for event in events(folder):
+        when = number(event.get("time"))
+        if event.get("event") in ("start", "resume"):
+            total += last - begun if isfinite(begun) else 0.0
+            first, begun = when if isnan(first) else first, when
+        last = when
+    return first, total + (last - begun if isfinite(begun) else 0.0)
+
+
 def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
     """The table of a run: one line per agent, then what else is worth knowing."""
     agents = agents_of(facts)
-    several = len({str(agent.get("host")) for agent in agents}) > 1
-    lines = [HEADER.format(host="  host     " if several else "")]
-    lines += [_row(agent, whole(facts.get("rounds")), several) for agent in agents]
-    note, saved = clean(facts.get("note", "")), number(facts.get("saved"))
-    lines += [f" {note}"] if note else []
-    ago = f"checkpoint {duration(max(now - saved, 0))} ago · " if isfinite(saved) else ""
-    return [*lines, f" {ago}{remaining(number(facts.get('left')))}"]
+    rows = [[*COLUMNS, ""], *(_cells(agent, whole(facts.get("rounds"))) for agent in agents)]
+    if len({str(agent.get("host")) for agent in agents}) < 2:
+        rows = [[row[0], *row[2:]] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        " "
+        + "  ".join(
+            cell.ljust(width) if name in LEFT else cell.rjust(width)
+            for name, cell, width in zip(rows[0], row, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+    note, saved, done = (facts.get(name) for name in ("note", "saved", "done"))
+    lines += [f" {clean(note)}"] if note else []
+    parts = [f"{number(done):.0%} done"] if number(done) >= 0 else []
+    if isfinite(number(saved)):
+        parts.append(f"checkpoint {duration(max(now - number(saved), 0))} ago")
+    return [*lines, f" {' · '.join([*parts, remaining(number(facts.get('left')))])}"]
 
 
-def _row(agent: Mapping[str, Any], rounds: int, several: bool) -> str:
-    host = f" {clean(agent.get('host')):<10.10}" if several else ""
+def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
+    """The line of an agent, column by column."""
     donor, peer = (whole(agent.get(name, -1)) for name in ("source", "waits_for"))
     what = clean(agent.get("phase"))
     if what == "training":
         what = f"{whole(agent.get('step'))}/{whole(agent.get('steps'))}"
     elif peer >= 0:
         what = f"waits for {peer}"
-    source = f"agent {donor}" if donor >= 0 else "plays"
     rate, share = number(agent.get("steps_per_second")), number(agent.get("wait_share"))
-    return (
-        f" {whole(agent.get('agent')):>4} {host}  {whole(agent.get('round')):>2}/{rounds:<3} "
-        f"{clean(agent.get('task')):<12.12} {source:<9} {what:<12.12} "
-        f"{0 if isnan(rate) else rate:>7.0f} {digits(number(agent.get('mean_return')), 1):>8} "
-        f"{digits(number(agent.get('loss')), 4):>7} {'–' if isnan(share) else f'{share:.0%}':>5} "
-        f"{spark(agent.get('returns'))}"
-    ).rstrip()
+    return [
+        str(whole(agent.get("agent"))),
+        clean(agent.get("host")),
+        f"{whole(agent.get('round'))}/{rounds}",
+        clean(agent.get("task")),
+        f"agent {donor}" if donor >= 0 else "plays",
+        what,
+        f"{0 if isnan(rate) else rate:.0f}",
+        digits(number(agent.get("mean_return")), 1),
+        digits(number(agent.get("loss")), 4),
+        "–" if isnan(share) else f"{share:.0%}",
+        spark(agent.get("returns")),
+    ]
+
+
+def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = False) -> str:
+    """Lines as a terminal of that width shows them; in front of the last one a bar, if any.
+
+    What is too long is cut, or goes on in the next line where the terminal may `wrap` it.
+    """
+    from rich.console import Console
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
+    above = lines if isnan(done) else lines[:-1]
+    with console.capture() as shown:
+        text = "\n".join(above)
+        console.print(text, markup=False, no_wrap=True, overflow="crop", soft_wrap=wrap)
+        if not isnan(done):
+            line = Table.grid(padding=(0, 1))
+            line.add_column(width=24)
+            line.add_column(no_wrap=True, overflow="crop")
+            line.add_row(ProgressBar(1.0, done), Text(lines[-1].strip()))
+            console.print(line)
+    return shown.get().rstrip("\n")
 
 
 def number(value: Any) -> float:

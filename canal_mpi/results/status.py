@@ -5,6 +5,7 @@ Nothing in these files is trusted: they may be torn, or not ours. numpy and h5py
 
 import json
 import os
+import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -16,7 +17,15 @@ from typing import Any
 
 from canal_mpi.errors import CanalError, UsageError, import_extra
 from canal_mpi.results.files import read_attributes, write_whole
-from canal_mpi.results.progress import agents_of, clean, duration, number, progress_lines, whole
+from canal_mpi.results.progress import (
+    agents_of,
+    clean,
+    coloured,
+    duration,
+    number,
+    progress_lines,
+    whole,
+)
 
 SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
 SMALL = 1 << 22  # bytes that status.json and the like may have
@@ -137,8 +146,10 @@ def locked(folder: Path) -> bool:
 def run_lines(runs: Sequence[RunStatus]) -> list[str]:
     """A heading and one line per run."""
     width = max([3, *(len(clean(run.folder.name)) for run in runs)])
+    tasks = [clean(agent.get("task")) for run in runs for agent in run.agents[:1]]
+    wide = max([4, *map(len, tasks)])
     head = f"{'run':<{width}}  {'status':<10} {'agents':>6}  {'round':<7} "
-    lines = [f"{head}{'task':<14} {'mean HNS':>8}  {'heard of':<16} resumable"]
+    lines = [f"{head}{'task':<{wide}} {'mean HNS':>8}  {'heard of':<16} resumable"]
     for run in runs:
         first = run.agents[0] if run.agents else {}
         evaluation = run.settings.get("evaluation")
@@ -148,7 +159,7 @@ def run_lines(runs: Sequence[RunStatus]) -> list[str]:
         heard = f"{duration(run.age)} ago" if isfinite(run.age) else "–"
         lines.append(
             f"{clean(run.folder.name):<{width}}  {clean(run.status):<10} {len(run.agents):>6}  "
-            f"{rounds:<7} {clean(first.get('task')):<14.14} "
+            f"{rounds:<7} {clean(first.get('task')):<{wide}} "
             f"{'–' if isnan(hns) else f'{hns:.1%}':>8}  {heard:<16} "
             f"{'yes' if run.resumable else 'no'}"
         )
@@ -165,10 +176,14 @@ def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> No
             write_whole(prometheus, metrics(seen))
         last = once or not seen.alive
         if terminal or last:
-            lines = [*progress_lines(seen.facts, time()), _state(seen)]
+            lines = progress_lines(seen.facts, time())
+            shown = "\n".join(lines)
+            if terminal:
+                width = shutil.get_terminal_size().columns
+                shown = coloured(lines, width, number(seen.facts.get("done")))
             print(f"\x1b[{drawn}A\x1b[J" if drawn else "", end="")
-            print("\n".join(lines), flush=True)
-            drawn = len(lines)
+            print(f"{shown}\n{_state(seen)}", flush=True)
+            drawn = len(lines) + 1
         if last:
             return
         sleep(REFRESH)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from time import time
 from typing import Any
 
 import numpy as np
@@ -270,7 +271,7 @@ class RunInfo:
     orders: Sequence[Sequence[str]]
     edges: Sequence[tuple[int, int]]
     versions: dict[str, str]
-    started: str = field(default_factory=lambda: now())
+    started: str = field(default_factory=lambda: timestamp(time()))
     resumes: int = 0
     faults: list[dict[str, Any]] = field(default_factory=list)  # rows of agents that died
 
@@ -288,9 +289,9 @@ class RunInfo:
         return found
 
 
-def now() -> str:
-    """The time, for people and for programs."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def timestamp(seconds: float) -> str:
+    """A time, for people and for programs."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 class Store:
@@ -389,7 +390,7 @@ class Store:
                 "job": info.job,
                 "status": status,
                 "started": info.started,
-                "finished": now() if status == self.end else "",
+                "finished": timestamp(time()) if status == self.end else "",
                 "volatile": list(VOLATILE_ATTRIBUTES),
             }
         )

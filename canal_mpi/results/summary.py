@@ -1,7 +1,8 @@
 """The last words of a run: how well each task was learnt, by whom, and where the time went."""
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import floor, isnan, nan
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,19 +19,33 @@ PARTS = {  # of the agents' time: columns of /tasks
     "learning": ("learn_seconds", "pretrain_seconds", "remember_seconds"),
     "evaluation": ("evaluate_seconds",),
     "exchange": ("exchange_seconds",),
-    "waiting for others": ("wait_seconds",),
+    "waiting for agents": ("wait_seconds",),
     "start and files": ("save_seconds",),
 }
 
 
-def summary(job: Job, store: Store, seconds: float) -> list[str]:
-    """Everything that is said of a run when it is over; it took so many seconds."""
+class Took(NamedTuple):
+    """The seconds of a run, as the rank that writes its results saw them."""
+
+    start: float  # until the agents began
+    agents: float  # until the last agent was done, in earlier sittings of the run too
+    end: float  # until everything was written
+    core: float = 0.0  # for which all agents together were ready to run and had no core
+
+    @property
+    def wall(self) -> float:
+        """All of them."""
+        return self.start + self.agents + self.end
+
+
+def summary(job: Job, store: Store, took: Took) -> list[str]:
+    """Everything that is said of a run when it is over."""
     tasks, final, faults = store.table("tasks"), final_scores(store), store.info.faults
     dead = [int(fault["agent"]) for fault in faults if fault["agent"] >= 0]  # not env servers
-    interrupted = bool(store.info.resumes or faults)
+    rest = "starts and lost work" if store.info.resumes or faults else "other"
     better = [better_than_random(job, one) for one in (tasks, final) if len(one["task"])]
     lines = ["", *score_table(job, tasks), "", headline(job, tasks, dead, better)]
-    lines += [time_line(tasks, dead, None if interrupted else seconds)]
+    lines += [time_line(tasks, dead, took, rest)]
     return lines if len(tasks["agent"]) else lines[-1:]
 
 
@@ -88,7 +103,7 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
     """What the run came to; `better` counts games right after learning, and at the end."""
     names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
     games = "game" if all(name in RANDOM_AND_HUMAN for name in names) else "task"
-    words = f" {_count(len(names), games)}, {_count(agents, 'agent')}"
+    words = f" {count(len(names), games)}, {count(agents, 'agent')}"
     words += f" ({len(dead)} died)" if dead else ""
     known = [name for name in names if compared(job, name)]
     if known:
@@ -108,30 +123,49 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
     return f"{words}."
 
 
-def time_line(tasks: Columns, dead: Sequence[int], seconds: float | None) -> str:
-    """Where the time of the agents went; without `seconds` only what is known of their tasks."""
+def time_line(tasks: Columns, dead: Sequence[int], took: Took, rest: str = "other") -> str:
+    """Where the time of the agents went; `rest` is the name of what nobody measured."""
+    parts = time_parts(tasks, dead, took, rest)
+    told = [f"{name} {part} %" for name, part in percentages(parts).items() if part]
+    return f" {duration(took.wall)}: {' · '.join(told)}"
+
+
+def time_parts(
+    tasks: Columns, dead: Sequence[int], took: Took, rest: str = "other"
+) -> dict[str, float]:
+    """Seconds of all living agents together, by what they were spent on."""
     living = np.isin(tasks["agent"], list(dead), invert=True)
     agents = np.unique(tasks["agent"][living])
     spent = np.array([tasks["seconds"][tasks["agent"] == agent].sum() for agent in agents])
-    slowest = float(spent.max(initial=0.0))
-    wall = max(slowest, seconds or 0.0)
     parts = {
         name: sum(float(tasks[column][living].sum()) for column in columns)
         for name, columns in PARTS.items()
     }
-    # Agents start and end together: who was done before the slowest one waited for it.
-    parts["waiting for others"] += float((slowest - spent).sum())
-    parts["start and files"] += (wall - slowest) * len(agents)
+    waiting = parts.pop("waiting for agents")
+    core = min(took.core, sum(parts.values()))  # whoever works waits for a core, in every phase
+    kept = 1 - core / max(sum(parts.values()), 1e-9)
+    parts = {name: kept * seconds for name, seconds in parts.items()}
+    parts["waiting for a core"] = core
+    # Agents begin and end together: who was done before the slowest one waited for it.
+    idle = np.maximum(took.agents, spent.max(initial=0.0)) - spent
+    unnamed = float(idle.min(initial=np.inf)) if len(agents) else 0.0
+    parts["waiting for agents"] = waiting + float((idle - unnamed).sum())
+    parts["start and files"] += (took.start + took.end) * len(agents)
     if len(agents) == 1:  # there is nobody to wait for but the disk
-        parts["start and files"] += parts.pop("waiting for others")
-    total = max(wall * len(agents), 1e-9)
-    told = [
-        f"{name} {100 * part / total:.0f} %"
-        for name, part in parts.items()
-        if part / total >= 0.005
-    ]
-    where = "" if seconds else " in tasks"
-    return f" {duration(wall)}{where}: {' · '.join(told)}"
+        parts["start and files"] += parts.pop("waiting for agents")
+    return parts | {rest: unnamed * len(agents)}
+
+
+def percentages(parts: dict[str, float]) -> dict[str, int]:
+    """Whole percentages that add up to 100: what rounding leaves goes where it matters most."""
+    total = max(sum(parts.values()), 1e-9)
+    exact = {name: 100 * part / total for name, part in parts.items()}
+    found = {name: floor(part) for name, part in exact.items()}
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[
+        : 100 - sum(found.values())
+    ]:
+        found[name] += 1
+    return found
 
 
 def ranges(numbers: Array) -> str:
@@ -153,5 +187,6 @@ def _names(job: Job, tasks: Columns) -> list[str]:
     return [name for name in job.tasks if name in learnt]
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """`1 agent`, `2 agents`."""
     return f"{number} {what}{'s' * (number != 1)}"
