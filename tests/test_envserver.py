@@ -8,7 +8,7 @@ from pathlib import Path
 
 import h5py
 import pytest
-from launch import SMOKE, columns, differences, environment, mpirun, processes_with
+from launch import SMOKE, check_time_line, columns, differences, environment, mpirun, processes_with
 from test_mpi import nothing_is_left
 
 pytestmark = pytest.mark.mpi
@@ -45,6 +45,7 @@ def test_agents_learn_the_same_bits_wherever_their_environments_run(
         result = mpirun(ranks, "train", *SMOKE, *more, *options, "--out", str(out), mpi=mpi)
         assert result.code == 0, result.err
         assert "2 agents on 1 host" in result.out
+        check_time_line(result.out)
         same_bits(local, out, 2)
         with h5py.File(out / "run.h5") as file:
             assert file["agents/rank"][()].tolist() == [0, 1]

@@ -5,9 +5,10 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from launch import SMOKE, columns, differences, mpirun, run
+from launch import SMOKE, check_time_line, columns, differences, mpirun, run
 from thread_links import known
 
+from canal_mpi.results.status import run_status
 from canal_mpi.topology.graphs import edges
 
 pytestmark = pytest.mark.mpi
@@ -49,6 +50,7 @@ def test_agents_learn_from_the_lessons_that_reachability_gives_them(
     options = ("--topology", graph, "--set", "evaluation.episodes=0", "--out", str(out))
     result = mpirun(ranks, "train", *SMOKE, *LAZY, *options)
     assert result.code == 0, result.err
+    check_time_line(result.out)
     found, joined = learnt(out / "run.h5"), edges(graph, ranks)
     for (agent, round_), (task, donors) in found.items():
         heard = known(joined, ranks, agent, round_)
@@ -103,6 +105,8 @@ def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
     options = ("--exchange", "free", "--topology", "ring", "--out", str(out))
     result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)
     assert result.code == 0, result.err
+    check_time_line(result.out)
+    assert "15 of 15 tasks" in result.out and run_status(out).round == 3
     found = learnt(out / "run.h5")
     assert sorted(found) == [(agent, round_) for agent in range(5) for round_ in (1, 2, 3)]
     with h5py.File(out / "run.h5") as file:

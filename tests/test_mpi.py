@@ -11,7 +11,17 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from launch import SMOKE, VENVS, columns, differences, environment, mpirun, processes_with, run
+from launch import (
+    SMOKE,
+    VENVS,
+    check_time_line,
+    columns,
+    differences,
+    environment,
+    mpirun,
+    processes_with,
+    run,
+)
 
 pytestmark = pytest.mark.mpi
 
@@ -332,6 +342,13 @@ def test_an_output_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     assert "can't write to /proc/run" in result.complaints[0]
 
 
+def test_a_start_that_fails_leaves_no_folder(out: Path) -> None:
+    for options in (("--set", "learn.device=cuda"), ("--set", "learn.algorithm=plugins:Nothing")):
+        result = mpirun(2, "train", *SMOKE, *options, "--out", str(out))
+        assert result.code == 2 and len(result.complaints) == 1, result.err
+        assert not out.exists()
+
+
 def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(mpi: str, out: Path) -> None:
     for kind, what in {
         "NanReward": "gave the reward nan",
@@ -400,6 +417,10 @@ def test_five_agents_share_ten_real_games(out: Path) -> None:
         timeout=300,
     )
     assert result.code == 0, result.err
+    check_time_line(result.out)
+    assert "5 agents learnt from" in result.out and "estimated time" in result.out
+    assert list(out.glob("checkpoints/*/round-*")) == [], "a finished run keeps no checkpoints"
+    assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 10e6
     with h5py.File(out / "run.h5") as file:
         rounds, source = file["tasks/round"][()], file["tasks/source"][()]
         assert len(rounds) == 50
@@ -425,6 +446,8 @@ def test_a_run_ends_with_its_report(mpi: str, out: Path) -> None:
     result = mpirun(2, "train", *job, mpi=mpi, CANAL_REPORT="true")
     assert result.code == 0 and result.complaints == [], result.err
     assert f"Report:  {out}/report.html" in result.out
+    assert "human" not in result.out and "HNS" not in result.out, "these tasks have no such scores"
+    check_time_line(result.out)
     assert (out / "report.html").read_text().count("Did it learn?") == 1
 
 

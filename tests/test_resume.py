@@ -18,6 +18,7 @@ from canal_mpi.errors import RanksDiffer, UsageError
 from canal_mpi.rank.plan import Request
 from canal_mpi.rank.resume import ResumePoint, choose, resumed_plan
 from canal_mpi.results.checkpoint import Found, Mark
+from canal_mpi.results.files import read_attributes
 
 JOB = config.resolve({"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "same"}, environ={})
 TEXT = config.to_toml(JOB)
@@ -270,8 +271,10 @@ def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) 
     err = end(job)
     assert job.returncode == 75, err
     assert "SIGINT: saving; again to stop at once" in err and "everything is saved" in err
+    started = read_attributes(out / "run.h5")["started"]
     again = run(["canal-mpi", "train", "--resume", str(out)])
     assert again.code == 0, again.err
+    assert read_attributes(out / "run.h5")["started"] == started, "the run began when it first did"
     assert differences(columns(at_once / "run.h5"), columns(out / "run.h5")) == []
 
 

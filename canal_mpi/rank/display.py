@@ -227,6 +227,8 @@ class Display:
 
     def end(self, status: str, **facts: str) -> None:
         """Let the small files say how the run ended."""
+        if self.job.share.free and status == self.store.end:
+            self.round_done(self.rounds)  # rows of others came after rank 0's own last round
         self.write_status(status)
         self.event(status, **facts)
 
