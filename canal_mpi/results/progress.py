@@ -77,10 +77,12 @@ def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
     ]
     note, saved, done = (facts.get(name) for name in ("note", "saved", "done"))
     lines += [f" {clean(note)}"] if note else []
-    parts = [f"{number(done):.0%} done"] if number(done) >= 0 else []
+    parts = [f"{100 * number(done):.0f} % done"] if number(done) >= 0 else []
     if isfinite(number(saved)):
         parts.append(f"checkpoint {duration(max(now - number(saved), 0))} ago")
-    return [*lines, f" {' · '.join([*parts, remaining(number(facts.get('left')))])}"]
+    if not number(done) >= 1:
+        parts.append(remaining(number(facts.get("left"))))
+    return [*lines, f" {' · '.join(parts)}"]
 
 
 def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
@@ -120,8 +122,8 @@ def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = F
     console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
     above = lines if isnan(done) else lines[:-1]
     with console.capture() as shown:
-        text = "\n".join(above)
-        console.print(text, markup=False, no_wrap=True, overflow="crop", soft_wrap=wrap)
+        text, cut = "\n".join(above), None if wrap else True
+        console.print(text, markup=False, no_wrap=cut, soft_wrap=wrap, crop=not wrap)
         if not isnan(done):
             line = Table.grid(padding=(0, 1))
             line.add_column(width=24)

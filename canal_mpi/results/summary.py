@@ -141,19 +141,19 @@ def time_parts(
         name: sum(float(tasks[column][living].sum()) for column in columns)
         for name, columns in PARTS.items()
     }
-    waiting = parts.pop("waiting for agents")
+    waiting, files = parts.pop("waiting for agents"), took.start + took.end
     core = min(took.core, sum(parts.values()))  # whoever works waits for a core, in every phase
     kept = 1 - core / max(sum(parts.values()), 1e-9)
     parts = {name: kept * seconds for name, seconds in parts.items()}
-    parts["waiting for a core"] = core
     # Agents begin and end together: who was done before the slowest one waited for it.
-    idle = np.maximum(took.agents, spent.max(initial=0.0)) - spent
-    unnamed = float(idle.min(initial=np.inf)) if len(agents) else 0.0
-    parts["waiting for agents"] = waiting + float((idle - unnamed).sum())
-    parts["start and files"] += (took.start + took.end) * len(agents)
+    slowest = float(spent.max(initial=0.0))
+    parts["waiting for agents"] = waiting + float((slowest - spent).sum())
+    parts["waiting for a core"] = core
+    parts["start and files"] = parts.pop("start and files") + files * len(agents)
     if len(agents) == 1:  # there is nobody to wait for but the disk
         parts["start and files"] += parts.pop("waiting for agents")
-    return parts | {rest: unnamed * len(agents)}
+    total = (took.start + max(took.agents, slowest) + took.end) * len(agents)
+    return parts | {rest: max(total - sum(parts.values()), 0.0)}
 
 
 def percentages(parts: dict[str, float]) -> dict[str, int]:
