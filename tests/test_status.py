@@ -17,7 +17,7 @@ from madeup import write_run
 
 from canal_mpi import cli
 from canal_mpi.results import status as status_module
-from canal_mpi.results.progress import coloured, events, progress_lines, sittings, spark
+from canal_mpi.results.progress import coloured, events, progress_lines, sittings
 from canal_mpi.results.status import follow, metrics, run_lines, run_status, runs_in
 
 AGENT = {
@@ -35,7 +35,6 @@ AGENT = {
     "wait_share": 0.25,
     "waits_for": -1,
     "steps_per_second": 99.0,
-    "returns": [1.0, 2.0, 5.0],
 }
 
 
@@ -50,12 +49,11 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.cli, list(arguments))
 
 
-def test_the_table_says_who_waits_for_whom_and_how_returns_go() -> None:
+def test_the_table_says_who_waits_for_whom() -> None:
     waiting = AGENT | {"agent": 1, "host": "nano-2", "phase": "exchanging", "waits_for": 0}
     facts = {"agents": [AGENT, waiting], "rounds": 10, "left": 72.0, "saved": 90.0, "note": "hm"}
     lines = progress_lines(facts, 102.0)
     assert "40/200" in lines[1]
-    assert "▁▃█" in lines[1]
     assert "waits for 0" in lines[2]
     assert lines[3:] == [" hm", " checkpoint 12 s ago · about 1 min 12 s left"]
     assert max(map(len, lines)) < 100
@@ -97,12 +95,6 @@ def test_a_file_can_not_send_commands_to_the_terminal() -> None:
     text = "\n".join(progress_lines({"agents": [nasty], "note": "\x1b[31m\r\n"}, 0.0))
     assert "\x1b" not in text
     assert "\x07" not in text
-
-
-def test_a_sparkline_needs_two_numbers() -> None:
-    assert spark([1.0]) == ""
-    assert spark([1, 2, "x", None]) == "▁█"
-    assert spark([3, 3, 3]) == "▁▁▁"
 
 
 def test_a_run_without_a_sign_of_life_has_died(tmp_path: Path) -> None:

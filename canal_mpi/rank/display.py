@@ -5,9 +5,8 @@ import os
 import shlex
 import shutil
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
 from time import monotonic, time
@@ -34,29 +33,6 @@ STATUS_EVERY = 2.0
 RATE_EVERY = 1.0
 
 
-@dataclass
-class Trend:
-    """How fast an agent is, and the last few different returns of its task."""
-
-    since: float
-    steps: int = 0
-    rate: float | None = None  # steps per second
-    round: int = 0
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=6))
-
-    def follow(self, p: Progress, now: float) -> None:
-        """Take note of where the agent is now."""
-        if now - self.since < RATE_EVERY:
-            return
-        self.rate = (p.total_steps - self.steps) / (now - self.since)
-        self.since, self.steps = now, p.total_steps
-        if self.round != p.round:
-            self.round = p.round
-            self.returns.clear()
-        if isfinite(p.mean_return) and p.mean_return not in list(self.returns)[-1:]:
-            self.returns.append(p.mean_return)
-
-
 class Display:
     """Shows the progress of all agents; `status.json` and `events.jsonl` tell programs."""
 
@@ -74,7 +50,8 @@ class Display:
         self._drawn = 0  # lines of the table on the terminal
         self._start = self._last_line = monotonic()
         self._last_status = 0.0
-        self._trends = [Trend(self._start) for _ in self.hosts]
+        self._rates: list[float | None] = [None for _ in self.hosts]  # steps per second
+        self._counted = (self._start, [0 for _ in self.hosts])  # steps of the agents at a time
         self._mean_hns, self._note = nan, ""
         self._warned: set[int] = set()
 
@@ -119,8 +96,7 @@ class Display:
     def refresh(self) -> None:
         """Called at every heartbeat of rank 0."""
         now = monotonic()
-        for trend, p in zip(self._trends, self._progress, strict=True):
-            trend.follow(p, now)
+        self._measure(now)
         self._warn_of_silence()
         if now - self._last_status >= STATUS_EVERY:
             self._last_status = now
@@ -132,6 +108,14 @@ class Display:
         elif now - self._last_line >= LINE_EVERY:
             self._last_line = now
             self.say(self._summary())
+
+    def _measure(self, now: float) -> None:
+        """How fast the agents are."""
+        since, before = self._counted
+        if now - since >= RATE_EVERY:
+            steps = [p.total_steps for p in self._progress]
+            self._rates = [(b - a) / (now - since) for a, b in zip(before, steps, strict=True)]
+            self._counted = (now, steps)
 
     def _warn_of_silence(self) -> None:
         silent = self.heartbeat.silent()
@@ -150,7 +134,7 @@ class Display:
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
         return (
             f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
-            f" · {sum(trend.rate or 0 for trend in self._trends):.0f} steps/s"
+            f" · {sum(rate or 0 for rate in self._rates):.0f} steps/s"
             f" · {remaining(self._left())}"
         )
 
@@ -197,12 +181,11 @@ class Display:
         """What status.json tells, and what the table is drawn from."""
         over = status in ("finished", "degraded")
         agents = [
-            {"agent": agent, "host": host, "steps_per_second": trend.rate}
+            {"agent": agent, "host": host, "steps_per_second": rate}
             | {name: _json_value(value) for name, value in vars(p).items()}
             | ({"phase": "done", "round": self.rounds} if over and p.phase != "died" else {})
-            | {"returns": list(trend.returns)}
-            for agent, (host, trend, p) in enumerate(
-                zip(self.hosts, self._trends, self._progress, strict=True)
+            for agent, (host, rate, p) in enumerate(
+                zip(self.hosts, self._rates, self._progress, strict=True)
             )
         ]
         return {

@@ -22,8 +22,7 @@ COLUMNS = (
     "loss",
     "waits",
 )
-LEFT = {"host", "task", "source", "steps", ""}  # columns of words
-BARS = "▁▂▃▄▅▆▇█"
+LEFT = {"host", "task", "source", "steps"}  # columns of words
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
@@ -63,7 +62,7 @@ def sittings(folder: Path) -> tuple[float, float]:
 def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
     """The table of a run: one line per agent, then what else is worth knowing."""
     agents = agents_of(facts)
-    rows = [[*COLUMNS, ""], *(_cells(agent, whole(facts.get("rounds"))) for agent in agents)]
+    rows = [[*COLUMNS], *(_cells(agent, whole(facts.get("rounds"))) for agent in agents)]
     if len({str(agent.get("host")) for agent in agents}) < 2:
         rows = [[row[0], *row[2:]] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -105,7 +104,6 @@ def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
         digits(number(agent.get("mean_return")), 1),
         digits(number(agent.get("loss")), 4),
         "–" if isnan(share) else f"{share:.0%}",
-        spark(agent.get("returns")),
     ]
 
 
@@ -169,13 +167,3 @@ def duration(seconds: float) -> str:
 def remaining(seconds: float) -> str:
     """How long it will still take, in words."""
     return f"about {duration(seconds)} left" if isfinite(seconds) else "time left: not known yet"
-
-
-def spark(values: Any) -> str:
-    """A few numbers as bars."""
-    known = [number(v) for v in values] if isinstance(values, list) else []
-    known = [value for value in known[-6:] if isfinite(value)]
-    if len(known) < 2:
-        return ""
-    low, size = min(known), (max(known) - min(known)) or 1.0
-    return "".join(BARS[round((value - low) / size * (len(BARS) - 1))] for value in known)
