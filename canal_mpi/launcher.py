@@ -116,6 +116,7 @@ def _tty(link: str) -> str | None:
 
 
 SHORTEST, LONGEST = 1e-3, 0.2  # seconds of one sleep: heartbeats are due every half second
+SCHEDSTAT = "/proc/thread-self/schedstat"  # nanoseconds with a core, and waiting for one
 CREDIT = 0.05  # seconds that sleeping too long, or waiting, may be made up for
 
 
@@ -147,20 +148,17 @@ def _busy_clock() -> Callable[[], float]:
 
     With CPU time alone, ranks on a machine with fewer cores than ranks would all be equally slow.
     """
-    read = _schedstat()
-    return (lambda: sum(read())) if read else thread_time
-
-
-def core_wait_clock() -> Callable[[], float]:
-    """Seconds in which this thread was ready to run and had no core; 0 where nobody knows."""
-    read = _schedstat()
-    return (lambda: read()[1]) if read else lambda: 0.0
-
-
-def _schedstat() -> Callable[[], list[float]] | None:
-    """Reads for how many seconds this thread had a core, and waited for one."""
     try:
-        file = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        file = os.open(SCHEDSTAT, os.O_RDONLY)
     except OSError:  # a kernel without it
-        return None
-    return lambda: [int(word) / 1e9 for word in os.pread(file, 64, 0).split()[:2]]
+        return thread_time
+    return lambda: sum(map(int, os.pread(file, 64, 0).split()[:2])) / 1e9
+
+
+def core_wait() -> float:
+    """Seconds in which this thread was ready to run and had no core; 0 where nobody knows."""
+    try:
+        with open(SCHEDSTAT) as file:
+            return int(file.read().split()[1]) / 1e9
+    except OSError:
+        return 0.0

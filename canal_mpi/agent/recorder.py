@@ -18,7 +18,7 @@ from canal_mpi.interfaces import (
     Step,
     TransferEvent,
 )
-from canal_mpi.launcher import core_wait_clock
+from canal_mpi.launcher import core_wait
 from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 
 OVER = TERMINATED | TRUNCATED
@@ -76,13 +76,13 @@ class Recorder:
     ) -> None:
         self.sink, self.agent, self._beat, self._row_bytes = sink, agent, beat, row_bytes
         self._throttle = throttle  # called after each piece of work, to emulate slow devices
-        self.progress, self._began, self._core_clock = Progress(), perf_counter(), core_wait_clock()
+        self.progress, self._began = Progress(), perf_counter()
         self.start()
         self.begin("", 0)
 
     def start(self) -> None:
         """The time of the first task begins."""
-        self.clock, self._cpu, self._core = Clock(), process_time(), self._core_clock()
+        self.clock, self._cpu, self._core = Clock(), process_time(), core_wait()
         self._at_task, self._at_row = self.clock.spent.copy(), self.clock.spent.copy()
 
     def begin(self, task: str, round_: int) -> None:
@@ -144,7 +144,7 @@ class Recorder:
     @property
     def core_waited(self) -> float:
         """Seconds of the run in which the agent was ready to work and had no core."""
-        return self._core_clock() - self._core
+        return core_wait() - self._core
 
     def plan(self, iterations: int) -> None:
         """The training loop is about to run at most that many iterations."""
