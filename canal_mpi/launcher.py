@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from pathlib import Path
 from time import monotonic, sleep, thread_time
 
 from canal_mpi.errors import UsageError
@@ -158,7 +159,6 @@ def _busy_clock() -> Callable[[], float]:
 def core_wait() -> float:
     """Seconds in which this thread was ready to run and had no core; 0 where nobody knows."""
     try:
-        with open(SCHEDSTAT) as file:
-            return int(file.read().split()[1]) / 1e9
+        return int(Path(SCHEDSTAT).read_text().split()[1]) / 1e9
     except OSError:
         return 0.0
