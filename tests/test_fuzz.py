@@ -25,7 +25,7 @@ from canal_mpi.membuf.lesson import ROWS, pack, unpack
 from canal_mpi.membuf.wire import BYTE_DELTA, HEADER, MAGIC, RAW, WIRE_VERSION, ZSTD, decode, encode
 from canal_mpi.settings import TaskConfig
 from canal_mpi.state import seed_sequence
-from canal_mpi.topology.exchange import columns_to_offers, offers_to_columns
+from canal_mpi.topology.exchange import pack_offers, unpack_offers
 
 pytestmark = pytest.mark.atari
 TIMES = int(os.environ.get("CANAL_FUZZ", "1"))
@@ -63,11 +63,11 @@ def offers() -> bytes:
         Offer(1, k + 1, f"Game{k}", float(k), 100 + k, 5000, rng.normal(size=20).astype("<f4"))
         for k in range(3)
     ]
-    return encode(offers_to_columns(some))
+    return pack_offers(some)
 
 
 def read_offers(data: bytes) -> object:
-    return columns_to_offers(decode(data, SMALL))
+    return unpack_offers(data, SMALL)
 
 
 def read_lesson(data: bytes) -> object:

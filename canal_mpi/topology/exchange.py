@@ -9,7 +9,7 @@ message came; with the free clock it counts, and is passed on, as soon as it is 
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from canal_mpi.interfaces import (
     TransferEvent,
 )
 from canal_mpi.membuf.wire import check, decode, encode
-from canal_mpi.state import strip_prefix, with_prefix
+from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors
 
 BROKEN = b"broken"  # stands for a traded message that did not arrive whole: none is a goodbye
@@ -367,19 +367,21 @@ class Exchange:
     def state_dict(self) -> Columns:
         """Offers and lessons, for a checkpoint at the end of a round."""
         known = list(self._lessons.values())
-        state = with_prefix("known", offers_to_columns([one.offer for one in known]))
-        state |= with_prefix("unsent", offers_to_columns(self._unsent))
-        state["via"] = np.array([one.via for one in known], "<i4")
-        state["fetched"] = np.array([one.fetched for one in known], "|u1")
+        state = {
+            "known": np.frombuffer(pack_offers([one.offer for one in known]), "|u1"),
+            "unsent": np.frombuffer(pack_offers(self._unsent), "|u1"),
+            "via": np.array([one.via for one in known], "<i4"),
+            "fetched": np.array([one.fetched for one in known], "|u1"),
+        }
         held = {f"{k}": np.frombuffer(one.data, "|u1") for k, one in enumerate(known) if one.data}
         return state | with_prefix("held", held)
 
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave; lessons from before this run stay."""
         self._lessons = {key: one for key, one in self._lessons.items() if key[1] < 0}
-        self._unsent = columns_to_offers(strip_prefix("unsent", state))
+        self._unsent = unpack_offers(state["unsent"].tobytes(), MOST_KNOWN)
         held = strip_prefix("held", state)
-        for k, offer in enumerate(columns_to_offers(strip_prefix("known", state))):
+        for k, offer in enumerate(unpack_offers(state["known"].tobytes(), MOST_KNOWN)):
             data = held[f"{k}"].tobytes() if f"{k}" in held else b""
             via, fetched = int(state["via"][k]), bool(state["fetched"][k])
             self._lessons[offer.key] = KnownLesson(offer, via, data, fetched=fetched)
@@ -393,56 +395,47 @@ def alone(on_transfer: OnTransfer = ignore, agent: int = 0) -> Exchange:
 # ── offers on the wire ────────────────────────────────────────────────────────────────────────
 
 OFFERS_LIMIT = 1 << 24  # bytes of a message of offers; embeddings of pixels are large
-NUMBERS = {"donor": "<i4", "round": "<i4", "score": "<f8", "rows": "<i8", "bytes": "<i8"}
-NUMBERS |= {"std_error": "<f8", "episodes": "<i8"}
-COLUMNS = NUMBERS | {
-    "task": "|S64",
-    "width": "<i4",  # numbers of its embedding
-    "embedding": "<f4",  # of all offers, one after the other
-}
+MOST_KNOWN = 1 << 32  # bytes of all offers that an agent knows of
+LONGEST_NAME = 64  # bytes of a task
 
 
 def pack_offers(offers: Sequence[Offer]) -> bytes:
-    """Offers as a message."""
-    return encode(offers_to_columns(offers))
+    """Offers as a message: the columns of each under its number."""
+    columns: Columns = {}
+    for number, offer in enumerate(offers):
+        plain = replace(offer, embedding=offer.embedding.astype("<f4"))
+        columns |= with_prefix(str(number), record_to_columns(plain))
+    return encode(columns)
 
 
 def unpack_offers(data: bytes, limit: int = OFFERS_LIMIT) -> list[Offer]:
     """Checked offers from a message, or DamagedData."""
-    return columns_to_offers(decode(data, limit))
+    columns = decode(data, limit)
+    numbers = dict.fromkeys(name.partition("/")[0] for name in columns)
+    return [_checked_offer(strip_prefix(number, columns)) for number in numbers]
 
 
-def offers_to_columns(offers: Sequence[Offer]) -> Columns:
-    """Offers as typed columns."""
-    values = {name: [getattr(offer, name) for offer in offers] for name in NUMBERS}
-    values["task"] = [offer.task.encode() for offer in offers]
-    values["width"] = [len(offer.embedding) for offer in offers]
-    columns = {name: np.array(column, dtype=COLUMNS[name]) for name, column in values.items()}
-    embeddings = [np.zeros(0), *(offer.embedding for offer in offers)]
-    return columns | {"embedding": np.concatenate(embeddings).astype("<f4")}
+def _kinds(columns: Columns) -> dict[str, tuple[str, int]]:
+    """Type and dimensions of each column; texts may have any length."""
+    types = {name: column.dtype.str for name, column in columns.items()}
+    types |= {name: "S" for name, text in types.items() if text.startswith("|S")}
+    return {name: (types[name], column.ndim) for name, column in columns.items()}
 
 
-def columns_to_offers(columns: Columns) -> list[Offer]:
-    """Checked offers from typed columns, or DamagedData."""
-    if {name: column.dtype.str for name, column in columns.items()} != COLUMNS:
+OFFER = _kinds(record_to_columns(Offer(0, 1, "task", 0.0, 2, 1)))
+
+
+def _checked_offer(columns: Columns) -> Offer:
+    if _kinds(columns) != OFFER or len(columns["embedding"]) != 1:
         raise DamagedData(f"offer has the columns {sorted(columns)}")
-    embedding, width = columns["embedding"], columns["width"]
-    shapes = {column.shape for name, column in columns.items() if name != "embedding"}
-    if len(shapes) != 1 or width.ndim != 1 or embedding.ndim != 1:
-        raise DamagedData("offer's columns differ in length")
-    if (width < 0).any() or int(width.sum(dtype=np.int64)) != len(embedding):
-        raise DamagedData("offer's embeddings differ from their widths")
-    if not np.isfinite(embedding).all():
-        raise DamagedData("offer's embedding is no vector of finite numbers")
-    if (columns["rows"] < 2).any() or (columns["bytes"] < 1).any() or (columns["round"] == 0).any():
-        raise DamagedData("offer of an empty lesson")
     try:
-        tasks = [task.decode() for task in columns["task"].tolist()]
+        offer = record_from_columns(Offer, columns)
     except UnicodeDecodeError as error:
         raise DamagedData("offer's task is not UTF-8") from error
-    vectors = np.split(embedding, np.cumsum(width, dtype=np.int64)[:-1])
-    numbers: list[dict[str, Any]] = [
-        {name: columns[name][k].item() for name in NUMBERS} for k in range(len(tasks))
-    ]
-    named = zip(numbers, tasks, vectors, strict=False)  # without offers there is one empty vector
-    return [Offer(**one, task=task, embedding=vector) for one, task, vector in named]
+    if len(offer.task.encode()) > LONGEST_NAME:
+        raise DamagedData("offer's task has too long a name")
+    if not np.isfinite(offer.embedding).all():
+        raise DamagedData("offer's embedding is no vector of finite numbers")
+    if offer.rows < 2 or offer.bytes < 1 or offer.round == 0:
+        raise DamagedData("offer of an empty lesson")
+    return offer
