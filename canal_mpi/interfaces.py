@@ -209,6 +209,10 @@ class Learner(ABC):
         columns = self.state_dict().values()
         return all(np.isfinite(column).all() for column in columns if column.dtype.kind == "f")
 
+    def policy_state_dict(self) -> Columns:
+        """What playing needs, for the files of a finished run; `load_state_dict` takes it too."""
+        return self.state_dict()
+
     def q_values(self, obs: Array) -> Array:
         """What rehearsal stores with an old task's rows, as `Batch.stored_q`: Q-values, if any."""
         return np.zeros((len(obs), 0), dtype=np.float32)

@@ -316,6 +316,20 @@ def test_a_learner_goes_on_from_a_checkpoint_file(tmp_path: Path) -> None:
     assert learner.update(batch_of(VECTOR, seed=1)) == other.update(batch_of(VECTOR, seed=1))
 
 
+def test_what_a_finished_run_keeps_of_a_learner_plays_the_same_in_a_quarter_of_the_bytes() -> None:
+    for network in ("mlp", "cnn"):
+        spaces = VECTOR if network == "mlp" else Spaces((1, 84, 84), "|u1", 3)
+        settings = replace(SMALL, network=network)
+        learner, other = learner_of(spaces, settings, 1), learner_of(spaces, settings, 2)
+        learner.update(batch_of(spaces))
+        kept, whole = learner.policy_state_dict(), learner.state_dict()
+        other.load_state_dict(kept)
+        obs = batch_of(spaces).states
+        assert np.array_equal(learner.q_values(obs), other.q_values(obs))
+        sizes = [sum(column.nbytes for column in state.values()) for state in (kept, whole)]
+        assert 3.9 * sizes[0] < sizes[1]
+
+
 # Networks
 
 

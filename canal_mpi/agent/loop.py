@@ -74,7 +74,7 @@ class Agent:
         self.remember(progress.lessons)
         self.sharing.offer(self.replay, self.learner, self.stream("offer"))
         self.record.phase("saving")
-        self.record.sink.save("checkpoints", "learner", self.learner.state_dict())
+        self.record.sink.save("checkpoints", "learner", self.learner.policy_state_dict())
         if round_ < len(self.order):
             self.keep_network(round_)
         self.record.learnt([lesson.offer.source for lesson in progress.lessons])

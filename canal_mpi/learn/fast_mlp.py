@@ -299,7 +299,11 @@ class ParamBlock:
         return held | {"step": np.array([self.step], dtype="<i8")}
 
     def load_state_dict(self, state: Columns) -> None:
-        """Take back what `state_dict` gave."""
+        """Take back what `state_dict` gave; without a target and Adam those are as new."""
+        if state.keys() == {"params"}:
+            params, none = state["params"], np.zeros_like(state["params"])
+            state = state | {"target": params, "exp_avg": none, "exp_avg_sq": none}
+            state["step"] = np.zeros(1, dtype="<i8")
         for name, vector in self._held().items():
             if state[name].shape != tuple(vector.shape):
                 raise DamagedData(
