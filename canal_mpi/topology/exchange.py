@@ -215,7 +215,11 @@ class Exchange:
         return [self._inbox[kind, agent].popleft() for agent in agents]
 
     def _wait(self, done: Callable[[], object], peer: int, phase: str, limit: float = 0.0) -> bool:
-        return self.transport.wait(lambda: self.poll() or done(), peer, phase, limit)
+        def polled() -> object:
+            self.poll()
+            return done()
+
+        return self.transport.wait(polled, peer, phase, limit)
 
     def leave(self, peers: Sequence[int], kind: MessageKind) -> None:
         """Tell neighbours on the same task that no more comes, without waiting for theirs."""
