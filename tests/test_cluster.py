@@ -101,6 +101,32 @@ def test_doctor_finds_what_is_wrong_with_each_host(mpi: str, hosts: Path) -> Non
     assert "4 things to fix." in result.out
 
 
+BARE = "mount -t tmpfs tmpfs {1}; printf '#!/bin/sh\\necho {2}\\n' > {0}/x; chmod +x {0}/x; "
+BARE += "mount --bind {0}/x $(readlink -f $(which {3}))"  # nothing installed, one program that lies
+CUT_OUT = "mkdir {0}/up {0}/work; cd {1}/lib/python3*/site-packages; mount -t overlay overlay -o "
+CUT_OUT += "lowerdir=$PWD,upperdir={0}/up,workdir={0}/work $PWD; cd .; rm -r $PWD/{2}; cd /"
+SMALL = "sed 's/^MemTotal:.*/MemTotal: 4000000 kB/; s/^SwapTotal:.*/SwapTotal: 0 kB/' /proc/meminfo"
+SMALL += " > {0}/memory; mount --bind {0}/memory /proc/meminfo"
+BROKEN = {
+    "old glibc": (BARE, "glibc 2.27", "getconf", "its glibc 2.27 is older than the 2.28"),
+    "old Python": (BARE, "Python 3.6.9", "python3", "its Python is 3.6, and canal-mpi needs 3.11"),
+    "other machine": (BARE, "aarch64", "uname", "it is aarch64, and this machine x86_64"),
+    "missing wheel": (CUT_OUT, "psutil", "", "psutil is missing there: pip install"),
+    "no swap": (SMALL, "", "", "no swap beside 4.1 GB of memory: sudo fallocate"),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_doctor_says_in_one_line_what_a_broken_host_needs(kind: str, hosts: Path) -> None:
+    shell, words, program, remedy = BROKEN[kind]
+    on_host(hosts, "beta", shell.format(hosts, VENVS["openmpi"], words, program))
+    options = (*over(hosts, "alpha\nbeta\n"), "--job", "smoke", "--out", f"{hosts}/shared")
+    result = canal(hosts, "openmpi", "doctor", *options)
+    assert result.code == 1, result.out + result.err
+    [line] = [line for line in result.out.splitlines() if line.startswith(" beta: ")]
+    assert remedy in line and "1 thing to fix." in result.out
+
+
 MIXED = "mkdir -p {0}/m; mount --bind {1} {0}/m; mount --bind {2} {1}; mount --bind {0}/m {2}"
 EMPTY = "mount -t tmpfs tmpfs {1}"
 NO_PROGRAM = "mkdir -p {0}/b; cp -a {1}/bin/. {0}/b; rm {0}/b/canal-mpi; mount --bind {0}/b {1}/bin"

@@ -61,6 +61,18 @@ def test_room_and_clock_are_checked() -> None:
     assert "its clock is 90 s behind: " in words[2]
 
 
+def test_a_small_board_needs_swap() -> None:
+    (words,) = problems(host(**{"swap": 0, "total memory": 4 << 30}))
+    assert words.startswith("no swap beside 4.3 GB of memory: sudo fallocate")
+    assert problems(host(**{"swap": 0, "total memory": 16 << 30})) == []
+    assert problems(host(**{"swap": 1 << 30, "total memory": 4 << 30})) == []
+
+
+def test_a_host_without_torch_is_fit_where_it_computes_on_the_cpu() -> None:
+    assert problems(host(torch="")) == []
+    assert "torch is missing" in problems(host(torch="", device="cuda"))[0]
+
+
 def test_what_could_not_be_found_out_is_a_problem() -> None:
     assert problems(host(troubles={"games": "OSError: no ROM"})) == ["games: OSError: no ROM"]
     assert problems(HostCheck("a", 1, no_answer="a is down")) == ["a is down"]

@@ -8,13 +8,14 @@ says, `meet` (a rank on each host) whether the ranks reach each other.
 import json
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from time import time
@@ -50,6 +51,7 @@ COLUMNS = ("machine", *VERSIONS, "games", "device", "cores", *ROOM)
 MAX_CLOCK_OFFSET = 2.0  # seconds: it shows in the times of logs and files
 AT_ONCE = 8  # hosts that are asked at the same time
 PROCESS_BYTES = 300 << 20  # of a rank before it has a row
+LITTLE_MEMORY = 4.5e9  # bytes of a board that needs swap beside it
 WIDTH = 200  # characters of a line that no terminal shows
 
 
@@ -72,13 +74,17 @@ class HostCheck:
             yield f"{name}: {words}"
         for name, remedy in VERSIONS.items():
             theirs, ours = self.facts.get(name), here.get(name)
-            if None not in (theirs, ours) and theirs != ours:
+            small = name == "torch" and not theirs and self.facts.get("device") == "cpu"
+            if None not in (theirs, ours) and theirs != ours and not small:
                 yield f"{name} is {theirs or 'missing'}, here it is {ours}: {remedy}"
         for name, remedy in ROOM.items():
             free, needed = self.facts.get(name, inf), self.needs.get(name, 0)
             if free < needed:
                 words = f"{decimal(free)} of {name} free, the job needs up to {decimal(needed)}"
                 yield f"{words}: {remedy}"
+        if self.facts.get("swap") == 0 and self.facts["total memory"] < LITTLE_MEMORY:
+            words = f"no swap beside {decimal(self.facts['total memory'])} of memory"
+            yield f"{words}: sudo fallocate -l 4G /swap && sudo mkswap /swap && sudo swapon /swap"
         if abs(self.clock_offset) > MAX_CLOCK_OFFSET:
             way = "ahead" if self.clock_offset > 0 else "behind"
             words = f"its clock is {abs(self.clock_offset):.0f} s {way}"
@@ -175,6 +181,8 @@ def _check_host(host: Host, request: CheckRequest) -> HostCheck:
         command = build_command(1, words, there, network=request.network, program_=ASK)
     answer = ask_program(command, request.seconds)
     found.facts, found.no_answer = answer.facts, answer.trouble
+    if module := re.search(r"No module named '(\w+)", answer.trouble):
+        found.no_answer = f"{module[1]} is missing there: pip install --force-reinstall canal-mpi"
     found.clock_offset = float(answer.facts.pop("time", answer.arrived)) - answer.arrived
     row_bytes = envs.common_spaces(job.tasks, job.task).row_bytes
     lessons = min(job.train.steps, job.share.rows) * 32 * len(job.tasks)
@@ -187,20 +195,21 @@ def _check_host(host: Host, request: CheckRequest) -> HostCheck:
 
 def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any]:
     """What a job depends on at this host; what can't be found out is under `troubles`."""
-    from canal_mpi.learn.networks import choose_device
     from canal_mpi.rank.world import code_digest
 
     questions: dict[str, Callable[[], Any]] = {
         "machine": platform.machine,
         "python": lambda: ".".join(platform.python_version_tuple()[:2]),
         "canal-mpi": lambda: f"{__version__} {code_digest()}",
-        "torch": lambda: version("torch"),
+        "torch": lambda: _version("torch"),
         "mpi": _mpi,
-        "ale-py": lambda: version("ale-py"),
+        "ale-py": lambda: _version("ale-py"),
         "games": lambda: sum(_loads(game) for game in games),
-        "device": lambda: choose_device(device),
+        "device": lambda: _device(device),
         "cores": lambda: len(os.sched_getaffinity(0)),
         "memory": lambda: int(psutil.virtual_memory().available),
+        "total memory": lambda: int(psutil.virtual_memory().total),
+        "swap": lambda: int(psutil.swap_memory().total),
         "disk": lambda: _disk(folder),
     }
     facts, troubles = dict[str, Any](), {}
@@ -211,6 +220,21 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
             first = (str(error) or type(error).__name__).splitlines()[0]
             troubles[name] = f"{type(error).__name__}: {first}"[:300]
     return facts | {"troubles": troubles}
+
+
+def _version(package: str) -> str:
+    with suppress(PackageNotFoundError):
+        return version(package)
+    return ""
+
+
+def _device(name: str) -> str:
+    """Where the job computes on this host; raises where that does not work."""
+    if name == "cpu":
+        return name  # a network of the default kind needs no torch
+    from canal_mpi.learn.networks import choose_device
+
+    return choose_device(name)
 
 
 def _mpi() -> str:

@@ -7,6 +7,7 @@ programs are missing there, names the host at fault.
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -71,6 +72,9 @@ SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15")
 ANSWER_TIME = 30.0  # seconds
 AT_ONCE = 32  # hosts
 NO_SSH = 255  # exit code of ssh itself
+OLDEST_LIBC, OLDEST_PYTHON = (2, 28), (3, 11)
+SURVEY = "echo machine=$(uname -m) glibc=$(getconf GNU_LIBC_VERSION) python=$(python3 --version)"
+SURVEYED = re.compile(r"machine=(\S*) glibc=\D*(\d+)\.(\d+)\S* python=\D*(\d+)\.(\d+)")
 # What ssh says of a host, and what is then said: what is wrong and what to do.
 SSH_TROUBLES = {
     "Could not resolve hostname": "host {host} is unknown: check its spelling in the hostfile, or "
@@ -135,6 +139,7 @@ class Ended:
     timed_out: bool = False  # whether it had to be ended
     lines: list[str] = field(default_factory=list)  # mpirun's own
     rank_spoke: bool = False  # whether a rank has said itself what is wrong
+    hung: bool = False  # whether one was ended because it hung
     hopeless: bool = False  # whether mpirun would only wait for a rank that can't start
     host_trouble: str = ""  # what is wrong with a host
 
@@ -146,6 +151,7 @@ class Ended:
             border = BORDER.fullmatch(line) is not None
             if line.startswith("canal-mpi:"):
                 self.rank_spoke |= "warning:" not in line
+                self.hung |= line.endswith("it hangs.\n")
                 yield "" if self.hopeless or self.timed_out else line  # it is about being killed
             elif border or box or LAUNCHER_LINE.match(line):
                 self.lines += [line] if len(self.lines) < MAX_LINES else []
@@ -257,7 +263,8 @@ def launch(request: LaunchRequest, command: Command) -> int:
 
 def judge(request: LaunchRequest, ended: Ended) -> tuple[int, str]:
     """The exit code of a job that ended, and what is said about it beside what its ranks said."""
-    code = ended.code if ended.code in OUR_CODES else RankFailed.code
+    code = ProtocolError.code if ended.hung else RankFailed.code
+    code = ended.code if ended.code in OUR_CODES else code
     if ended.timed_out:
         words = f"the ranks did not stop within {SAVE_TIME:.0f} s after --max-time was over and "
         words += f"were killed; what was saved before is safe.{request.hint}"
@@ -344,7 +351,8 @@ def ask_hosts(hosts: Iterable[str], programs: Sequence[str]) -> str:
 def _ask(host: str, programs: Sequence[str]) -> str:
     set_by = [os.environ.get(name) for name in SSH_VARIABLES]
     ssh = next(filter(None, set_by), "ssh")
-    command = [*shlex.split(ssh), *SSH_OPTIONS, host, shlex.join(["ls", *programs])]
+    question = f"{shlex.join(['ls', *programs])}; {SURVEY}"
+    command = [*shlex.split(ssh), *SSH_OPTIONS, host, question]
     try:
         done = subprocess.run(
             command,
@@ -362,5 +370,26 @@ def _ask(host: str, programs: Sequence[str]) -> str:
         words = next(words for sign, words in SSH_TROUBLES.items() if sign in done.stderr)
         return words.format(host=host, reason=reason)
     missing = [program for program in programs if program not in done.stdout.splitlines()]
-    where = "install canal-mpi with the same MPI at the same path on every host"
-    return f"{host} has no {missing[0]}: {where}" if missing else ""
+    return f"{host} has no {missing[0]}: {_remedy(done.stdout)}" if missing else ""
+
+
+def _remedy(told: str) -> str:
+    """How to install canal-mpi on a host that has told what it is."""
+    machine, *numbers = found.groups() if (found := SURVEYED.search(told)) else ("", 9, 9, 9, 9)
+    libc_major, libc_minor, major, minor = map(int, numbers)
+    if (libc_major, libc_minor) < OLDEST_LIBC:
+        return (
+            f"its glibc {libc_major}.{libc_minor} is older than the 2.28 that wheels of MPI need; "
+            "use a container with Debian 12 there, or build MPI"
+        )
+    if (major, minor) < OLDEST_PYTHON:
+        return (
+            f"its Python is {major}.{minor}, and canal-mpi needs 3.11; get one by "
+            "`uv venv --python 3.11`, or a container, then install canal-mpi at the same path"
+        )
+    if machine and machine != platform.machine():
+        return (
+            f"it is {machine}, and this machine {platform.machine()}; install canal-mpi there by "
+            "pip, at the same path: wheels of one don't run on the other"
+        )
+    return "install canal-mpi with the same MPI at the same path on every host"
