@@ -20,7 +20,7 @@ from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
-NOT_WITH_RESUME = ("job_file", "out", "name", "force", "agent", "emulate")
+NOT_WITH_RESUME = ("job_file", "out", "name", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
     "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
@@ -119,7 +119,9 @@ def cli() -> None:
 @job_options
 @click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
-@click.option("--force", is_flag=True, help="Replace a run that is there already.")
+@click.option(
+    "--force", is_flag=True, help="Replace a run; with --resume: go on with fewer agents."
+)
 @click.option("--agent", type=click.IntRange(0, 4095), help="Without mpirun: be agent K.")
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")

@@ -12,7 +12,7 @@ def main() -> None:
         from canal_mpi.rank.death_reporter import start_reporter
         from canal_mpi.rank.shutdown import stop_signals
 
-        reporter = start_reporter()
+        reporter = start_reporter(alone=True)
         stop_signals.listen()
     try:
         from canal_mpi.cli import run

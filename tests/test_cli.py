@@ -210,7 +210,7 @@ def test_clicks_own_mistakes_have_the_same_exit_code(
 def test_what_a_resumed_run_would_ignore_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ignored = (["--job", "quick"], ["--out", "x"], ["--name", "x"], ["--force"], ["--agent", "0"])
+    ignored = (["--job", "quick"], ["--out", "x"], ["--name", "x"], ["--agent", "0"])
     for option in (*ignored, ["--emulate", "x"]):
         code, err = fails(capsys, monkeypatch, "train", "--resume", "run", *option)
         assert (code, err.count("\n")) == (2, 1)

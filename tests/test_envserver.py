@@ -92,7 +92,7 @@ def test_an_environment_in_trouble_ends_the_job_with_the_names_of_agent_and_serv
 def test_whoever_is_killed_is_named_and_nothing_stays_behind(
     mpi: str, victim: str, out: Path
 ) -> None:
-    names = {"env-server-2": "the env server (rank 2 on ", "agent-1": "agent 1 (rank 1 on "}
+    names = {"env-server-2": "an env server (rank 2 on ", "agent-1": "agent 1 (rank 1 on "}
     for attempt in range(3 if mpi == "mpich" else 1):
         err, seconds, workers = killed(mpi, victim, out / str(attempt))
         assert seconds < 20

@@ -102,8 +102,10 @@ def test_the_others_finish_when_an_agent_dies(policy: str, out: Path) -> None:
     assert lost in (b"round 1 (Acrobot-v1)", b"")  # unless a neighbour was quick enough
     tasks = table(out, "tasks")
     assert tasks["round"][tasks["agent"] == 1].tolist() == [1]  # what it had finished is kept
-    again = run(["canal-mpi", "train", "--resume", str(out)])
-    assert again.code == 2 and "went on without agent 1, which died" in again.err
+    again = run(["mpirun", "-np", "3", "canal-mpi", "train", "--resume", str(out)])
+    assert again.code == 0 and "is finished" in again.out
+    back = run(["mpirun", "-np", "4", "canal-mpi", "train", "--resume", str(out)])
+    assert back.code == 2 and "agent 1 died, and the others are rounds ahead" in back.err
     for command in ("report", "ls", "inspect"):
         assert run(["canal-mpi", command, str(out)]).code == 0, command
     assert run(["canal-mpi", "inspect", str(out / "run.h5"), "--verify"]).code == 0
@@ -121,14 +123,53 @@ def test_rank_0_may_be_the_one_that_dies_and_others_with_it(exchange: str, out: 
         text=True,
     )
     for agent in (0, 3):
-        log, deadline = out / "logs" / f"agent-{agent}.log", time.monotonic() + 60
-        while "checkpoint round" not in (log.read_text() if log.exists() else ""):
-            assert time.monotonic() < deadline and job.poll() is None
-            time.sleep(0.05)
-        os.kill(int(log.read_text().split("process ")[1].split()[0]), signal.SIGKILL)
+        os.kill(pid_of(out, agent), signal.SIGKILL)
     _, err = job.communicate(timeout=120)
     assert job.returncode == 0, err
     check(out, {0, 3}, 5)
+
+
+def pid_of(out: Path, agent: int) -> int:
+    """The process of an agent that has a checkpoint."""
+    log, deadline = out / "logs" / f"agent-{agent}.log", time.monotonic() + 60
+    while "checkpoint round" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(log.read_text().split("process ")[1].split()[0])
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("exchange", ["rounds", "free"])
+def test_a_run_that_lost_a_rank_is_stopped_and_resumed(exchange: str, out: Path) -> None:
+    """In rounds without the dead agent; with the free clock it comes back, too."""
+    options = (*SMOKE, *LAZY, "--ft", "--frames", "20000", "--exchange", exchange)
+    job = subprocess.Popen(
+        [*TOLERANT, "3", "canal-mpi", "train", *options, "--out", str(out)],
+        env=environment("openmpi"),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    os.kill(pid_of(out, 2), signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while "death" not in (out / "events.jsonl").read_text():
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.1)
+    time.sleep(2)
+    job.send_signal(signal.SIGUSR1)
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 75, err
+    assert "mpirun -np 2 canal-mpi train --resume" in err
+    ranks = 2 if exchange == "rounds" else 3
+    command = ["mpirun", "-np", str(ranks), "canal-mpi", "train", "--resume", str(out)]
+    result = run(command, timeout=300)
+    assert result.code == 0, result.err
+    if ranks == 2:
+        check(out, {2}, 3)
+    else:
+        tasks = table(out, "tasks")
+        assert tasks["status"] == "finished" and len(tasks["round"]) == 9
+    assert run(["canal-mpi", "inspect", str(out), "--verify"]).code == 0
 
 
 @pytest.mark.mpi

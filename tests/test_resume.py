@@ -1,9 +1,14 @@
 """Which checkpoints a resumed run takes, which changes it allows, and real ranks that stop."""
 
+import contextlib
+import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
+import termios
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +21,8 @@ from launch import SMOKE, columns, differences, environment, mpirun, processes_w
 from canal_mpi import config
 from canal_mpi.errors import RanksDiffer, UsageError
 from canal_mpi.rank.plan import Request
-from canal_mpi.rank.resume import ResumePoint, choose, resumed_plan
+from canal_mpi.rank.recover import gone_agents
+from canal_mpi.rank.resume import ResumePoint, choose, resumed_plan, who_is_gone
 from canal_mpi.results.checkpoint import Found, Mark
 from canal_mpi.results.files import read_attributes
 
@@ -32,7 +38,7 @@ def report(*files: tuple[int, int, int], agents: int = 2, run_id: str = "a") -> 
 
 
 def chosen(*reports: dict[str, Any], hosts: list[str]) -> ResumePoint:
-    sent = json.dumps(asdict(choose(dict(enumerate(reports)), RUN, hosts)))
+    sent = json.dumps(asdict(choose(dict(enumerate(reports)), RUN, hosts, len(hosts))))
     return ResumePoint.from_dict(json.loads(sent))
 
 
@@ -94,9 +100,39 @@ def test_a_changed_job_is_refused_with_the_difference() -> None:
         assert words in str(error.value)
 
 
-def test_another_number_of_ranks_is_refused_with_the_command() -> None:
-    with pytest.raises(RanksDiffer, match="mpirun -np 2 canal-mpi train --resume runs/x"):
-        resumed_plan(Request(resume="runs/x"), POINT, ["here"] * 3)
+def gone(ranks: int, dead: int = 0, force: bool = False) -> list[int]:
+    """The agents of a run of three that have no rank in a world of so many."""
+    deaths = [{"event": "death", "agent": agent, "phase": "training"} for agent in range(dead)]
+    told = report((0, 1, 1), agents=3) | {"gone": gone_agents(deaths)}
+    _, found = who_is_gone({0: told}, Request(resume="runs/x", force=force), ranks)
+    return [fault["agent"] for fault in found]
+
+
+def test_the_dead_leave_first_and_the_living_only_when_told_to() -> None:
+    assert gone(3) == gone(3, dead=1) == []
+    assert gone(2, dead=1) == [0] and gone(1, dead=2) == [0, 1]
+    assert gone(2, force=True) == [2] and gone(1, dead=1, force=True) == [2, 0]
+    for ranks, dead, words in (
+        (2, 0, "mpirun -np 3 canal-mpi train --resume runs/x; with --force the last agents leave"),
+        (1, 1, "a run of 3 agents, of which 1 died; this world has 1"),
+        (4, 0, "new agents would be rounds behind, but a new run can use --lessons runs/x"),
+    ):
+        with pytest.raises(RanksDiffer, match=words):
+            gone(ranks, dead)
+
+
+def test_who_was_restarted_or_left_out_is_told_by_the_last_resume() -> None:
+    death = {"event": "death", "agent": 1, "task": "A", "time": "odd", "round": None}
+    assert [fault["agent"] for fault in gone_agents([death])] == [1]
+    assert gone_agents([death, {"event": "resume", "gone": []}]) == []
+    kept = gone_agents([{"event": "resume", "gone": [death, 7]}, {"event": "death", "agent": -1}])
+    assert [fault["agent"] for fault in kept] == [1]
+
+
+def test_a_dead_agent_that_the_others_are_ahead_of_can_not_come_back() -> None:
+    told = report((0, 3, 4), (1, 1, 1)) | {"gone": gone_agents([{"event": "death", "agent": 1}])}
+    with pytest.raises(UsageError, match="Start 1 ranks to go on without it"):
+        chosen(told, {}, hosts=["a", "a"])
 
 
 # Real ranks
@@ -159,11 +195,23 @@ def test_sigusr1_stops_politely_and_a_resumed_run_ends_the_same(
     assert job.returncode == 75, err
     said = [line for line in err.splitlines() if line.startswith("canal-mpi:")]
     assert len(said) == 1 and "got SIGUSR1; everything is saved" in said[0]
+    assert "MPI_ABORT" not in err and "MPI_Abort" not in err
     assert f"mpirun -np 3 canal-mpi train --resume {out}" in said[0]
     with h5py.File(out / "run.h5") as file:
         assert file.attrs["status"] == "stopped"
     assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
     goes_on_to_the_same_end(out, whole, mpi)
+
+
+@pytest.mark.mpi
+def test_after_ctrl_c_under_plain_mpirun_ls_says_stopped_at_once(out: Path, whole: Path) -> None:
+    job = begin(out, "openmpi")
+    job.send_signal(signal.SIGINT)
+    err = end(job)
+    assert "SIGINT: saving" in err
+    [_, line] = run(["canal-mpi", "ls", str(out)]).out.splitlines()
+    assert line.split()[1] == "stopped" and line.split()[-1] == "yes"
+    goes_on_to_the_same_end(out, whole, "openmpi")
 
 
 @pytest.mark.mpi
@@ -213,6 +261,89 @@ def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
     none = run(["canal-mpi", "train", "--resume", str(tmp_path / "nothing")])
     assert none.code == 2, none.err
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.mpi
+def test_a_run_killed_before_it_wrote_results_begins_again(out: Path, whole: Path) -> None:
+    job = begin(out, "openmpi")
+    pid = int((out / "logs/agent-0.log").read_text().split("process ")[1].split()[0])
+    os.kill(pid, signal.SIGKILL)
+    end(job)
+    (out / "run.h5").unlink()  # as it is before the first round is written
+    shutil.rmtree(out / "checkpoints")
+    goes_on_to_the_same_end(out, whole, "openmpi")
+
+
+@pytest.mark.mpi
+def test_agents_may_leave_a_run_and_what_they_learnt_is_kept(mpi: str, out: Path) -> None:
+    job = begin(out, mpi)
+    job.send_signal(signal.SIGUSR1)
+    assert "everything is saved" in end(job)
+    learnt = len(tasks_of(out, 2))
+    refused = mpirun(2, "train", "--resume", str(out), mpi=mpi)
+    assert refused.code == 78 and "--force the last agents leave" in refused.complaints[0]
+    result = mpirun(2, "train", "--resume", str(out), "--force", mpi=mpi, timeout=300)
+    assert result.code == 0, result.err
+    assert [len(tasks_of(out, agent)) for agent in (0, 1, 2)] == [3, 3, learnt]
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "degraded"
+        assert file["faults/agent"][()].tolist() == [2]
+        assert file["faults/phase"][()].tolist() == [b"left out"]
+    assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
+
+
+def tasks_of(out: Path, agent: int) -> list[int]:
+    with h5py.File(out / "run.h5") as file:
+        tasks = file["tasks"]
+        found: list[int] = tasks["round"][()][tasks["agent"][()] == agent].tolist()
+    return found
+
+
+@pytest.mark.mpi
+def test_a_closed_terminal_stops_one_agent_alone_politely(out: Path) -> None:
+    leader, follower = os.openpty()
+    command = ["canal-mpi", "train", *LONG, "--frames", "200000", "--out", str(out)]
+    job = subprocess.Popen(
+        command,
+        env=environment("openmpi"),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(follower, termios.TIOCSCTTY, 0),
+    )
+    os.close(follower)
+    drain = threading.Thread(target=read_until_closed, args=(leader,), daemon=True)
+    drain.start()
+    deadline = time.monotonic() + 60
+    while not list(out.glob("checkpoints/agent-0/round-*")):
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.05)
+    os.kill(job.pid, signal.SIGHUP)
+    assert job.wait(60) == 75
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "stopped"
+
+
+def read_until_closed(leader: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(leader, 4096):
+            pass
+
+
+@pytest.mark.mpi
+def test_ranks_that_were_all_stopped_for_long_blame_nobody(out: Path, whole: Path) -> None:
+    job = begin(out, "openmpi", "--set", "timeout=8")
+    logs = [(out / f"logs/agent-{k}.log").read_text() for k in range(3)]
+    ranks = [int(log.split("process ")[1].split()[0]) for log in logs]
+    for number, seconds in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 0.0)):
+        for rank in ranks:
+            os.kill(rank, number)
+        time.sleep(seconds)
+    err = end(job)
+    assert job.returncode == 0, err
+    assert "this rank itself did not move for" in (out / "logs/agent-0.log").read_text()
+    assert differences(columns(whole / "run.h5"), columns(out / "run.h5")) == []
 
 
 @pytest.mark.mpi

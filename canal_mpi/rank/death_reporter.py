@@ -12,55 +12,63 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from functools import cache
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep
 
 from canal_mpi.launcher import Launcher, detect
 
-GOODBYE, MUTE, LIMIT, ALIVE = b"goodbye", b"mute", b"limit ", b"alive "
+GOODBYE, MUTE, LIMIT, ALIVE, DEATH = "goodbye", "mute", "limit", "alive", "death"
+MOST = 400  # bytes of a message to the helper
 TICK = 1.0  # seconds between two looks at the rank and its launcher
-GRACE = 5.0  # seconds for a rank to end by itself, once its launcher is gone or it was told to
+GRACE = 5.0  # seconds for a rank to end by itself, once its launcher is gone
+INSTANT = 1.0  # seconds for a rank that hangs to end the job; longer only where it holds the GIL
 LINGER = 0.7  # seconds for which the first to speak silences the others
 
+_reporters: list["DeathReporter"] = []  # of this process: one at most
 
-@cache
-def start_reporter() -> "DeathReporter":
-    """The reporter of this process; made at the first call."""
-    return DeathReporter(detect())
+
+def start_reporter(alone: bool = False) -> "DeathReporter":
+    """The reporter of this process; made at the first call.
+
+    `alone`: a process without a launcher gets a helper too, which ends it where it hangs. Nobody
+    wants that in a notebook.
+    """
+    if not _reporters:
+        _reporters.append(DeathReporter(detect(), alone))
+    return _reporters[0]
 
 
 class DeathReporter:
-    """The rank's end of the pipe; without a launcher there is no helper and nothing to report."""
+    """The rank's end of the pipe to its helper, if it has one."""
 
-    def __init__(self, launcher: Launcher | None) -> None:
+    def __init__(self, launcher: Launcher | None, alone: bool = False) -> None:
         self._job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}" if launcher else ""
         self._claimed: socket.socket | None = None
         self._write = -1
-        if launcher is None:
+        if launcher is None and not alone:
             return
-        (read, self._write), launcher_process = os.pipe(), os.getppid()
+        (read, self._write), parent = os.pipe(), os.getppid()
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fork() == 0:
             os.close(self._write)
-            who = f"rank {launcher.rank} on {socket.gethostname()}"
-            Helper(read, self._job, who, os.getppid(), launcher_process).watch()
+            who = f"rank {launcher.rank if launcher else 0} on {socket.gethostname()}"
+            Helper(read, self._job, who, os.getppid(), parent if launcher else 0).watch()
         os.close(read)
         os.set_inheritable(self._write, False)
 
     def set_message(self, message: str) -> None:
-        """What to say if the rank dies now."""
-        self._send(message.encode()[:400])
+        """What to say if the rank dies now; nothing where the reason is known."""
+        self._send(f"{DEATH} {message}")
 
     def set_limit(self, seconds: float) -> None:
         """End the rank (SIGUSR2, then SIGKILL) when `alive` was not called for so long."""
-        self._send(LIMIT + repr(seconds).encode())
+        self._send(f"{LIMIT} {seconds!r}")
 
     def alive(self, doing: str) -> None:
         """The rank has moved; what it does now."""
-        self._send(ALIVE + doing.encode()[:100])
+        self._send(f"{ALIVE} {doing}")
 
     def dismiss(self) -> None:
         """The rank ends in good order: from here on its silence means nothing."""
@@ -82,10 +90,10 @@ class DeathReporter:
             death.close()
         return self._claimed is not None and death is not None
 
-    def _send(self, words: bytes) -> None:
+    def _send(self, words: str) -> None:
         if self._write >= 0:
             try:
-                os.write(self._write, words + b"\n")
+                os.write(self._write, words.encode()[:MOST] + b"\n")
             except BrokenPipeError:
                 self._write = -1
 
@@ -101,11 +109,11 @@ def _claim(name: str) -> socket.socket | None:
 
 
 class Helper:
-    """The helper process of one rank."""
+    """The helper process of one rank; without a launcher (0) it only ends one that hangs."""
 
     def __init__(self, read: int, job: str, who: str, rank: int, launcher: int) -> None:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
-        self.words = f"{who} was ended at the start, without a word.".encode()
+        self.words = f"{who} was ended at the start, without a word."
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self._held = b""
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # every microsecond counts
@@ -121,39 +129,43 @@ class Helper:
         kept = sorted((self.read, self._claim.fileno()))
         for low, high in ((3, kept[0]), (kept[0] + 1, kept[1]), (kept[1] + 1, 1024)):
             os.closerange(low, high)  # a launcher's pipes must close when the rank dies
-        while self.words != MUTE:
-            if not select.select([self.read], [], [], TICK)[0]:
+        while True:
+            pause = min(TICK, max(self.heard + self.limit - monotonic(), 0.01))
+            if not select.select([self.read], [], [], pause)[0]:
                 self._check()
             elif data := os.read(self.read, 4096):
                 self._hear(data)
+            elif self.words and self.launcher:
+                self._leave(self.words)
             else:
-                break
-        self._speak(self.words)
-        sleep(LINGER)
-        os._exit(0)
+                os._exit(0)
 
     def _hear(self, data: bytes) -> None:
         *lines, self._held = (self._held + data).split(b"\n")
         self.heard = monotonic()
         for line in lines:
-            if line == GOODBYE:
+            kind, _, words = line.decode(errors="replace").partition(" ")
+            if kind == GOODBYE:
                 os._exit(0)
-            elif line.startswith(LIMIT):
-                self.limit = float(line.removeprefix(LIMIT))
-            elif line.startswith(ALIVE):
-                self.doing = line.removeprefix(ALIVE).decode(errors="replace")
+            elif kind == MUTE:
+                self._leave("")
+            elif kind == LIMIT:
+                self.limit = float(words)
+            elif kind == ALIVE:
+                self.doing = words
             else:
-                self.words = line
+                self.words = words
 
     def _check(self) -> None:
         """End the rank where it hangs, or where nobody else would: its launcher is gone."""
         silent = monotonic() - self.heard
-        if not Path(f"/proc/{self.launcher}").exists():
-            self._end(signal.SIGTERM)
-        elif silent > self.limit and not self._is_stopped():
-            words = f"{self.who} has not moved for {silent:.0f} s in {self.doing}: it hangs."
-            self._speak(words.encode())
-            self._end(signal.SIGUSR2)
+        if self.launcher and not Path(f"/proc/{self.launcher}").exists():
+            self._end(signal.SIGTERM, GRACE)
+        elif self._is_stopped():
+            self.heard = monotonic()
+        elif silent > self.limit:
+            self._speak(f"{self.who} has not moved for {silent:.0f} s in {self.doing}: it hangs.")
+            self._end(signal.SIGUSR2, INSTANT)
 
     def _is_stopped(self) -> bool:
         """Whether the rank is held by a signal: then it can't move, and need not."""
@@ -161,19 +173,25 @@ class Helper:
             return Path(f"/proc/{self.rank}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         return False
 
-    def _speak(self, words: bytes) -> None:
+    def _speak(self, words: str) -> None:
         """Say something, unless another helper on this host already has."""
         try:
             self._claim.bind(self.job)
         except OSError:
             return
-        if words != MUTE:
-            os.write(2, b"canal-mpi: " + words + b"\n")
+        if words:
+            os.write(2, f"canal-mpi: {words}\n".encode())
         os.close(2)
 
-    def _end(self, number: int) -> None:
+    def _leave(self, words: str) -> None:
+        """The last word about this rank; it silences the other helpers for a while."""
+        self._speak(words)
+        sleep(LINGER)
+        os._exit(0)
+
+    def _end(self, number: int, grace: float) -> None:
         """Ask the rank to end; make it where it does not."""
-        deadline = monotonic() + GRACE
+        deadline = monotonic() + grace
         with suppress(ProcessLookupError):
             os.kill(self.rank, number)
             while (left := deadline - monotonic()) > 0:

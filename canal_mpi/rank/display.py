@@ -98,9 +98,10 @@ class Display:
         now = monotonic()
         self._measure(now)
         self._warn_of_silence()
-        if now - self._last_status >= STATUS_EVERY:
+        status = "stopped" if self.heartbeat.stop_reason else "running"
+        if now - self._last_status >= STATUS_EVERY or status == "stopped":  # we may be killed soon
             self._last_status = now
-            self.write_status("running")
+            self.write_status(status)
         if self._terminal:
             facts = self.facts("running")
             lines, width = progress_lines(facts, time()), _width(self._terminal)
@@ -297,7 +298,7 @@ def _guess(world: World, plan: Plan) -> str:
 
 def train_command(world: World, options: str) -> str:
     """The command that starts as many agents and env servers as there are now."""
-    mpirun = f"mpirun -np {world.size} " if world.launcher else ""
+    mpirun = f"mpirun -np {len(world.alive)} " if world.launcher else ""
     servers = world.size - world.agents
     return f"{mpirun}canal-mpi train {options}{f' --env-servers {servers}' if servers else ''}"
 

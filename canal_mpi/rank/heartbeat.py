@@ -7,7 +7,7 @@ from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from canal_mpi.errors import ProtocolError, Stopped
+from canal_mpi.errors import ProtocolError, Stopped, logger
 from canal_mpi.interfaces import Progress
 from canal_mpi.topology import Tag
 
@@ -18,6 +18,7 @@ BEAT = struct.Struct("<16s64siiqqqdddiB")
 BYTES = "B"  # MPI's name for plain bytes
 EVERY = 0.5  # seconds between two beats
 WARN = 30.0  # seconds of silence after which rank 0 says so
+HELD_UP = 5.0  # seconds between two beats after which this rank was stopped, or busy, itself
 
 
 class Heartbeat:
@@ -35,15 +36,18 @@ class Heartbeat:
         on_alive: Callable[[str], None] = lambda doing: None,
     ) -> None:
         self.timeout, self._stop_requested, self._on_alive = timeout, stop_requested, on_alive
-        self.size = comm.Get_size() if comm else 1
-        self.names = [f"rank {rank}" for rank in range(self.size)]
-        self.progress = [Progress() for _ in range(self.size)]
         self.stop_reason = ""  # why this rank would like the run to stop; rank 0 decides
         self._past: list[object] = []  # beats on communicators that are gone
-        self.restart(comm, range(self.size))
+        ranks = range(comm.Get_size() if comm else 1)
+        self.restart(comm, ranks, [f"rank {rank}" for rank in ranks])
 
-    def restart(self, comm: "MPI.Intracomm | None", alive: Sequence[int]) -> None:
-        """Go on over another communicator, with the ranks that are alive."""
+    def restart(
+        self, comm: "MPI.Intracomm | None", alive: Sequence[int], names: Sequence[str] = ()
+    ) -> None:
+        """Go on over another communicator, with the ranks that are alive, maybe of new names."""
+        if names:
+            self.names, self.size = [*names], len(names)
+            self.progress = [Progress() for _ in names]
         self.comm, self.rank = comm, comm.Get_rank() if comm else 0
         self.is_root = self.rank == alive[0]  # the first rank that lives hears all others
         self.heard = dict.fromkeys(alive[1:] if self.is_root else alive[:1], monotonic())
@@ -51,7 +55,7 @@ class Heartbeat:
             self.progress[rank] = replace(self.progress[rank], phase="died")
         self._sent: dict[int, tuple[Any, bytes]] = {}
         self._past.append(self._sent)
-        self._next, self._phase = 0.0, ""
+        self._last, self._news = monotonic(), ("", "")  # what the last beat told
         self.stopping = False  # whether the run stops, at the next step of every rank
         self.silence = ""  # who has been silent for too long, if that is why
         self.may_stop, self.end_by = False, inf
@@ -78,11 +82,14 @@ class Heartbeat:
         """Called at every step: answers other agents, and twice a second tells how far it is."""
         self._poll()
         now = monotonic()
-        if now < self._next and progress.phase == self._phase:
+        news = (progress.phase, self._stop_requested())
+        if now < self._last + EVERY and news == self._news:
             return
-        self._phase = progress.phase
+        if (gap := now - self._last) > HELD_UP:  # nobody else was silent, as far as we know
+            logger.warning("this rank itself did not move for %.0f s in %s", gap, self._news[0])
+            self.heard = {peer: heard + gap for peer, heard in self.heard.items()}
+        self._last, self._news = now, news
         progress.waits_for = waits_for
-        self._next = now + EVERY
         self.progress[self.rank] = progress
         self._on_alive(f"{progress.phase} {progress.task}".rstrip())
         self._decide(now)

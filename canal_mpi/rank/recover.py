@@ -6,16 +6,21 @@ world, and go back to their newest common checkpoints.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from time import time
 from typing import Any
 
 from canal_mpi.errors import RankFailed, UsageError
-from canal_mpi.interfaces import Key, Offer, Progress
+from canal_mpi.interfaces import Columns, Key, Offer, Progress
 from canal_mpi.launcher import Launcher
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
+from canal_mpi.results.checkpoint import Mark, folder_of
+from canal_mpi.results.files import read_arrays
+from canal_mpi.results.progress import number, whole
 from canal_mpi.results.store import ROWS_LIMIT
+from canal_mpi.state import strip_prefix, with_prefix
 from canal_mpi.topology import Tag
 from canal_mpi.topology.exchange import Exchange, pack_offers, unpack_offers
 from canal_mpi.topology.graphs import Edges, edges, scales
@@ -66,6 +71,49 @@ def _fault(world: World, last: Progress, rank: int) -> Fault:
         "lost": "",
         "reported": False,
     }
+
+
+def gone_agents(events: Iterable[Mapping[str, Any]]) -> list[Fault]:
+    """The agents that a run goes on without, as its events tell; nothing there is trusted."""
+    gone: dict[int, Fault] = {}
+    for event in events:
+        if event.get("event") == "death" and whole(event.get("agent")) >= 0:  # no env server
+            gone[whole(event["agent"])] = _told(event)
+        elif event.get("event") == "resume":
+            left = event.get("gone")
+            told = [_told(one) for one in left if isinstance(one, dict)] if left else []
+            gone = {fault["agent"]: fault for fault in told}
+    return list(gone.values())
+
+
+def _told(event: Mapping[str, Any]) -> Fault:
+    fault: Fault = {name: whole(event.get(name)) for name in ("agent", "round", "rank")}
+    fault |= {name: str(event.get(name, ""))[:200] for name in ("task", "phase", "host", "lost")}
+    fault["time"] = number(event.get("time"))
+    return fault | {"role": f"agent {fault['agent']}", "reported": True}
+
+
+def left_out(agent: int) -> Fault:
+    """An agent for whom a resumed run has no rank: what it learnt stays on disk."""
+    return _told({"agent": agent, "rank": agent, "phase": "left out", "time": time()})
+
+
+def rows_of_gone(
+    world: World, folder: Path, past: Mapping[int, Mark], holders: Mapping[int, int]
+) -> dict[int, dict[int, bytes]]:
+    """The rows of agents that are gone, by agent and round, from their last checkpoints."""
+    mine: Columns = {}
+    for agent, mark in past.items():
+        if holders[agent] == world.rank:
+            sink = strip_prefix("sink", read_arrays(folder_of(folder, agent) / mark.file))
+            mine |= with_prefix(str(agent), strip_prefix("history", sink))
+    found = world.gather(encode(mine), Tag.CONTROL, ROWS_LIMIT, world.agents)
+    together = {k: v for data in found.values() for k, v in decode(data, ROWS_LIMIT).items()}
+    known: dict[int, dict[int, bytes]] = {}
+    for name, rows in decode(world.broadcast(encode(together), world.agents), ROWS_LIMIT).items():
+        owner, _, round_ = name.partition("/")
+        known.setdefault(int(owner), {})[int(round_)] = rows.tobytes()
+    return known
 
 
 def remaining_edges(world: World, plan: Plan) -> list[tuple[int, int]]:

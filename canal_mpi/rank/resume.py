@@ -6,6 +6,7 @@ on from any of its checkpoints of a round if every other agent has one of that r
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from canal_mpi import config
 from canal_mpi.errors import DamagedData, RanksDiffer, StorageError, UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.rank.plan import Plan, Request, orders_of, plan_of
+from canal_mpi.rank.recover import Fault, gone_agents, left_out
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Found, Mark, folder_of, survey, tidy
@@ -25,7 +27,7 @@ from canal_mpi.results.files import (
     read_bytes,
     write_whole,
 )
-from canal_mpi.results.progress import events, whole
+from canal_mpi.results.progress import events
 from canal_mpi.settings import Job
 from canal_mpi.topology import Tag
 
@@ -52,13 +54,18 @@ class ResumePoint:
     holders: dict[int, int] = field(default_factory=dict)  # rank that has an agent's file
     damaged: list[str] = field(default_factory=list)
     finished: bool = False
+    gone: list[Fault] = field(default_factory=list)  # agents that the run goes on without
+    past: dict[int, Mark] = field(default_factory=dict)  # their last checkpoints
 
     @classmethod
     def from_dict(cls, facts: dict[str, Any]) -> "ResumePoint":
         """What rank 0 chose and sent as JSON."""
-        marks = {int(agent): Mark(**mark) for agent, mark in facts["marks"].items()}
+        marks, past = (
+            {int(agent): Mark(**mark) for agent, mark in facts[name].items()}
+            for name in ("marks", "past")
+        )
         holders = {int(agent): rank for agent, rank in facts["holders"].items()}
-        return cls(**facts | {"marks": marks, "holders": holders})
+        return cls(**facts | {"marks": marks, "past": past, "holders": holders})
 
     def nothing_is_left(self, plan: Plan) -> bool:
         """Whether the run is finished, and stays so with the job as it is now."""
@@ -72,8 +79,13 @@ def open_run(world: World, request: Request) -> tuple[RunDirectory, ResumePoint]
     directory = RunDirectory(folder)
     world.run_on_all(lambda: directory.reopen() if world.is_root else None)
     reports = _reports(world, folder)
+    ranks = world.agents
     try:
-        facts = world.from_root(lambda: asdict(choose(reports, folder, world.hosts)))
+        agents, gone = world.from_root(lambda: who_is_gone(reports, request, ranks))
+        if gone:
+            numbers = world.leave_out(agents, [fault["agent"] for fault in gone])
+            reports = {numbers[rank]: report for rank, report in reports.items()}
+        facts = world.from_root(lambda: asdict(choose(reports, folder, world.hosts, ranks, gone)))
     except CommonError:
         if world.is_root:
             directory.give_back()
@@ -97,7 +109,8 @@ def go_back(world: World, plan: Plan) -> ResumePoint:
 def clean_up(world: World, folder: Path, point: ResumePoint) -> None:
     """Remove what is newer than the point, so that no later resume can take it for newer."""
     if world.speaks_for_host():
-        agents = range(point.first_agent, point.first_agent + point.agents)
+        agents = set(range(point.first_agent, point.first_agent + point.agents))
+        agents -= {fault["agent"] for fault in point.gone}
         tidy(folder, point.marks or dict.fromkeys(agents, Mark(0, 0)))
 
 
@@ -106,16 +119,21 @@ def _reports(world: World, folder: Path) -> Reports:
 
 
 def _report(folder: Path) -> dict[str, Any]:
-    """Checkpoints and dead agents here, and how run.h5 says that the run began, if it is whole."""
+    """Checkpoints and dead agents here, and what run.h5, or else job.toml, says of the run."""
     found, damaged = survey(folder)
-    deaths = (whole(e.get("agent")) for e in events(folder) if e.get("event") == "death")
-    dead = [agent for agent in deaths if agent >= 0]  # not env servers
-    here = {"files": [asdict(one) for one in found], "damaged": damaged, "dead": dead}
+    here = {"files": [asdict(one) for one in found], "damaged": damaged}
+    here["gone"] = gone_agents(events(folder))
     try:
         about = parse_attributes(checked_image(folder / "run.h5"), "run.h5")
         facts = [about["run_id"], about["job"], int(about["agents"]), int(about["first_agent"])]
-        return here | {"run": facts, "finished": about["status"] == "finished"}
+        return here | {"run": facts, "finished": about["status"] in ("finished", "degraded")}
     except (StorageError, DamagedData, KeyError):
+        pass
+    try:
+        logs = [path.stem.partition("-")[2] for path in folder.glob("logs/agent-*.log")]
+        numbers = [int(text) for text in logs if text.isdecimal()]
+        return here | {"job": read_bytes(folder / "job.toml").decode(), "logs": numbers}
+    except (StorageError, DamagedData, UnicodeDecodeError):
         return here
 
 
@@ -132,30 +150,72 @@ def _all(reports: Reports, kind: str) -> list[Any]:
     return [item for report in reports.values() for item in report.get(kind, [])]
 
 
-def choose(reports: Reports, folder: Path, hosts: Sequence[str]) -> ResumePoint:
-    """The newest round of the newest run that all of its agents have."""
-    found, damaged = _found(reports), _all(reports, "damaged")
-    begun = [report["run"] for report in reports.values() if report.get("run")]
-    if dead := set(_all(reports, "dead")):
-        raise UsageError(
-            f"--resume {folder}: this run went on without agent "
-            f"{', '.join(map(str, sorted(dead)))}, which died; it can't be resumed. "
-            f"Start a new one; --lessons {folder} gives it what was learnt."
+def _newest_run(reports: Reports, folder: Path, ranks: int) -> tuple[str, str, int, int]:
+    """The id, the job, the number of agents and the first agent of the run in a folder."""
+    if found := _found(reports):
+        newest = max((one for _, one in found), key=lambda one: (one.run_id, one.mark))
+        return newest.run_id, newest.job, newest.agents, newest.first_agent
+    for report in reports.values():
+        if "run" in report:
+            run_id, job, agents, first = report["run"]
+            return run_id, job, agents, first
+    for report in reports.values():
+        if "job" in report:  # it was ended before it had written anything else
+            first = min(report["logs"], default=0) if ranks == 1 else 0
+            return f"{datetime.now():%Y%m%d-%H%M%S}", report["job"], ranks, first
+    damaged = _all(reports, "damaged")
+    also = f" ({damaged[0]})" if damaged else ""
+    raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
+
+
+def who_is_gone(reports: Reports, request: Request, ranks: int) -> tuple[int, list[Fault]]:
+    """The number of agents, and those for whom there is no rank: the dead, then the last ones."""
+    run = request.resume or ""
+    agents = _newest_run(reports, Path(run).absolute(), ranks)[2]
+    dead = {fault["agent"]: fault for fault in _all(reports, "gone")}
+    if ranks not in (agents, agents - len(dead)) and not (request.force and ranks < agents):
+        died = f", of which {len(dead)} died" if dead else ""
+        remedy = f"; new agents would be rounds behind, but a new run can use --lessons {run}."
+        raise RanksDiffer(
+            f"{run} is a run of {agents} agents{died}; this world has {ranks}: mpirun -np {agents} "
+            f"canal-mpi train --resume {run}"
+            f"{remedy if ranks > agents else '; with --force the last agents leave.'}"
         )
-    if not found and not begun:
-        also = f" ({damaged[0]})" if damaged else ""
-        raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
+    order = sorted(range(agents), key=lambda agent: (agent in dead, agent))
+    return agents, [dead.get(agent) or left_out(agent) for agent in order[ranks:]]
+
+
+def choose(
+    reports: Reports, folder: Path, hosts: Sequence[str], ranks: int, gone: Sequence[Fault] = ()
+) -> ResumePoint:
+    """The newest round of the newest run that all of its agents have, but those that are gone."""
+    facts = _newest_run(reports, folder, ranks)
+    found, damaged = _found(reports), _all(reports, "damaged")
+    run_id, job, size, first = facts
+    left = [fault["agent"] for fault in gone]
+    restarted = {fault["agent"] for fault in _all(reports, "gone")} - {*left}
+    same = [r for r in reports.values() if r.get("run", [])[:2] == [run_id, job]]
+    done = any(report["finished"] for report in same) and not restarted
     if not found:
-        over = any(report.get("finished") for report in reports.values())
-        run_id, job, size, first = begun[0]
-        return ResumePoint(run_id, job, size, first, damaged=damaged, finished=over)
-    newest = max((one for _, one in found), key=lambda one: (one.run_id, one.mark))
-    found = [(rank, one) for rank, one in found if one.run_id == newest.run_id]
-    agents = range(newest.first_agent, newest.first_agent + newest.agents)
-    common = _newest_common(found, agents, config.from_toml(newest.job).share.free, hosts)
-    facts = (newest.run_id, newest.job, newest.agents, newest.first_agent)
-    done = any(r.get("finished") and r["run"][:2] == [*facts[:2]] for r in reports.values())
-    return ResumePoint(*facts, *common, damaged, done)
+        return ResumePoint(*facts, damaged=damaged, finished=done, gone=[*gone])
+    found = [(rank, one) for rank, one in found if one.run_id == run_id]
+    agents = [agent for agent in range(first, first + size) if agent not in left]
+    free = config.from_toml(job).share.free
+    round_, marks, holders = _newest_common(found, agents, free, hosts)
+    if restarted and not round_:
+        raise UsageError(
+            f"--resume {folder}: agent {', '.join(map(str, sorted(restarted)))} died, and the "
+            f"others are rounds ahead of its last checkpoint. Start {len(agents) - len(restarted)} "
+            f"ranks to go on without it, or a new run with --lessons {folder}."
+        )
+    past, whose = dict[int, Mark](), dict[int, int]()
+    for agent in left:
+        if any(one.agent == agent for _, one in found):
+            _, mark, holder = _newest_common(found, [agent], True, hosts)
+            past, whose = past | mark, whose | holder
+    return ResumePoint(
+        *facts, round_, marks, holders | whose, damaged, done, gone=[*gone], past=past
+    )
 
 
 def _newest_common(
@@ -184,12 +244,6 @@ def resumed_plan(request: Request, point: ResumePoint, hosts: Sequence[str]) -> 
     from canal_mpi import envs
 
     folder, size = Path(request.resume or "").absolute(), len(hosts)
-    if size != point.agents:
-        start = f"mpirun -np {point.agents} " if point.agents > 1 else ""
-        raise RanksDiffer(
-            f"{folder} is a run of {point.agents} agents; this world has {size}: "
-            f"{start}canal-mpi train --resume {request.resume}"
-        )
     old = config.from_toml(point.job)
     new = envs.named(config.changed(old, request.flags))
     _check_changes(old, new)

@@ -9,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from canal_mpi.rank.world import World
 
 INTERRUPTED = 130
-GRACE = 15.0  # seconds in which the others save, once a rank has been silent for too long
+GRACE = 3.0  # seconds in which the others save, once a rank has been silent for too long
 DEFERENCE = 0.3  # seconds: MPI fails where another rank died, whose reporter may speak first
 
 
@@ -39,7 +40,7 @@ class StopSignals:
     and the one signal that every launcher passes on and nobody kills for.
     """
 
-    NUMBERS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM)
+    NUMBERS = (signal.SIGUSR1, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def __init__(self) -> None:
         self.asked = ""  # the first signal that came
@@ -50,7 +51,8 @@ class StopSignals:
     def listen(self) -> None:
         """Take note of signals from now on; before a run begins they end the program."""
         for number in self.NUMBERS:
-            signal.signal(number, self._note)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
+                signal.signal(number, self._note)
 
     def ignore(self) -> None:
         """The end has begun: a launcher that cleans up must not start another one."""
@@ -84,9 +86,10 @@ stop_signals = StopSignals()  # a process has one set of handlers
 
 
 def print_error(message: str) -> None:
-    """One line for the user."""
-    if message:
-        print(f"canal-mpi: {message}", file=sys.stderr, flush=True)
+    """One line for the user, unless the terminal is gone."""
+    with suppress(OSError):
+        if message:
+            print(f"canal-mpi: {message}", file=sys.stderr, flush=True)
 
 
 class Shutdown:
@@ -95,7 +98,6 @@ class Shutdown:
     def __init__(self, world: "World") -> None:
         self.world = world
         self.hint = ""  # how to resume, once there is something to resume
-        self.code = Stopped.code
         self._mark: Callable[[str, str], None] = lambda status, why: None
 
     def allow(self, command: str, limit: float | None, mark: Callable[[str, str], None]) -> None:
@@ -103,18 +105,9 @@ class Shutdown:
 
         `mark(status, why)` writes into the files of the run that it is not over.
         """
-        if self.code == Stopped.code:
-            self.hint = f" To go on: {command}"
-        self._mark = mark
+        self.hint, self._mark = f" To go on: {command}", mark
         self.world.heartbeat.allow_stop(inf if limit is None else STARTED + limit)
         stop_signals.defer(self._on_urgent)
-
-    def cannot_resume(self) -> None:
-        """Agents have died and the others went on: there is no way back to all of them."""
-        self.hint = (
-            " It went on without agents that died, so it can't be resumed; --lessons can use it."
-        )
-        self.code = RankFailed.code
 
     def forbid(self) -> None:
         """The end is near: nothing can be stopped any more."""
@@ -125,7 +118,7 @@ class Shutdown:
         """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
         if self.world.is_root and self.world.death_reporter.may_speak():
             print_error(f"{name}: saving; again to stop at once.{self.hint}")
-        self.world.death_reporter.dismiss()
+        self.world.death_reporter.set_message("")
 
     def stop(self) -> int:
         """Everybody has saved: say how to resume, and leave together."""
@@ -143,8 +136,8 @@ class Shutdown:
         if world.is_root:
             self._mark_files("stopped", heartbeat.stop_reason)
             print_error(f"stopped: {heartbeat.stop_reason}; everything is saved.{self.hint}")
-        (world.abort if world.failed else world.stop)(self.code)
-        return self.code
+        (world.abort if world.failed else world.stop)(Stopped.code)
+        return Stopped.code
 
     def _end_in_silence(self) -> int:
         """A rank is silent for too long: the others save what they have, then the job ends."""
@@ -152,9 +145,11 @@ class Shutdown:
         while heartbeat.others_work() and monotonic() < deadline:
             heartbeat.beat(heartbeat.mine)
             sleep(0.05)
+        saved = "What was saved is safe."
         if self.world.is_root:
             self._mark_files("failed", heartbeat.silence)
-        return self.fail(f"{heartbeat.silence}. The others saved.", ProtocolError.code)
+            saved = saved if heartbeat.others_work() else "The others saved."
+        return self.fail(f"{heartbeat.silence}. {saved}", ProtocolError.code)
 
     def _mark_files(self, status: str, why: str) -> None:
         try:
@@ -217,7 +212,7 @@ def run_guarded(program: Callable[[Shutdown], None], verbosity: int = 0) -> int:
     except (Exception, SystemExit) as error:
         code = _report(shutdown, error, verbosity)
     world = shutdown.world
-    if world.ft and (world.failed or len(world.alive) < world.size):
+    if world.ft and (world.failed or world.shrank):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)  # MPI_Finalize may wait for the dead

@@ -30,7 +30,7 @@ from canal_mpi.rank.display import Display, greeting, next_steps, resume_command
 from canal_mpi.rank.plan import Plan, Request, check_env_servers, devices, make_plan
 from canal_mpi.rank.resume import ResumePoint
 from canal_mpi.rank.shutdown import CommonError, Shutdown, print_error, run_guarded, stop_signals
-from canal_mpi.rank.world import World, mpi_library
+from canal_mpi.rank.world import START_TIMEOUT, World, mpi_library
 from canal_mpi.results.checkpoint import Checkpoints, remove_all
 from canal_mpi.results.files import RunDirectory, write_whole
 from canal_mpi.results.progress import events, sittings
@@ -49,6 +49,7 @@ def train(request: Request) -> int:
 def _train(request: Request, shutdown: Shutdown) -> None:
     """Everything a user can get wrong is found before the first environment is made."""
     world = shutdown.world
+    world.set_timeout(START_TIMEOUT)
     world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
     world.run_on_all(lambda: check_env_servers(request.env_servers, world.size))
     world.assign_env_servers(request.env_servers)
@@ -61,6 +62,8 @@ def _train(request: Request, shutdown: Shutdown) -> None:
             print(f"{plan.folder} is finished; more rounds or tasks would go on with it.")
         world.finish()
         return
+    if point and point.gone:
+        plan = replace(plan, edges=recover.remaining_edges(world, plan))
     world.agent = plan.first_agent + world.rank
     world.devices = devices(plan.job, world.hosts)
     world.set_timeout(plan.job.timeout)
@@ -137,7 +140,8 @@ class TrainingRun:
         self.shutdown, self.world, self.request = shutdown, shutdown.world, request
         self.plan, self.point, self.log_file = plan, point, log_file
         self.job = on_host(plan.job, self.world.device.host)
-        self.faults: list[recover.Fault] = []  # ranks that died
+        self.faults = list(point.gone) if point else []  # ranks that died
+        self._greeted = False
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
         self.core_waited = 0.0  # seconds for which all agents together had no core
@@ -182,9 +186,10 @@ class TrainingRun:
     def _learn(self) -> None:
         """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
         world = self.world
+        world.death_reporter.alive(f"making {', '.join(self.job.tasks)[:80]}")
         agent, link, sink = world.run_on_all(self._build)
         earlier = build.offer_earlier_lessons(world, self.plan, link, agent)
-        if self.display and not self.faults:
+        if self.display and not self._greeted:
             self._greet(self.display, agent, earlier)
         world.heartbeat.attach(poll=link.poll, on_beat=partial(self._on_beat, sink))
         world.keep_alive(link.transport, agent.envs)
@@ -203,8 +208,8 @@ class TrainingRun:
         """An env server's work."""
         world, folder = self.world, self.plan.folder
         world.death_reporter.set_message(
-            f"the env server ({world.place}) was killed or left without a word; without it no "
-            f"agent can play. What was saved is safe in {folder}."
+            f"an env server ({world.place}) was killed or left without a word; its agents can't "
+            f"play. What was saved is safe in {folder}."
         )
         server = world.run_on_all(
             lambda: build.make_env_server(world, self.plan.job, self.log_file)
@@ -228,7 +233,7 @@ class TrainingRun:
             waits = self.world.gather_json(agent.record.core_waited, self.world.agents)
             self.core_waited = sum(waits.values())
             sink.close()
-            if self.world.speaks_for_host() and not self.job.checkpoint.keep:
+            if self.world.speaks_for_host() and not (self.job.checkpoint.keep or self.faults):
                 remove_all(self.plan.folder)
         try:
             self.world.finish()
@@ -302,6 +307,9 @@ class TrainingRun:
         """Put a resumed agent where its checkpoint was taken; tell of ranks that died."""
         world, point, held = self.world, self.point, set[Key]()
         resumed = bool(point and point.round)
+        if point and point.past:
+            rows = recover.rows_of_gone(world, self.plan.folder, point.past, point.holders)
+            self._known.update(rows)
         if point and resumed:
             world.run_on_all(lambda: self._load_checkpoint(agent, point), world.agents)
             if self.faults or self.plan.job.share.free:
@@ -352,7 +360,6 @@ class TrainingRun:
         """Shrink the world to the living, and go back to what all of them have saved."""
         world, plan = self.world, self.plan
         self.faults[:] = recover.shrink(world, self.faults, self.shutdown.hint)
-        self.shutdown.cannot_resume()
         self.plan = replace(plan, edges=recover.remaining_edges(world, plan))
         self.point = resume.go_back(world, self.plan)
         resume.clean_up(world, plan.folder, self.point)
@@ -397,14 +404,15 @@ class TrainingRun:
 
     def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""
-        world, plan = self.world, self.plan
+        world, plan, self._greeted = self.world, self.plan, True
         for line in greeting(world, plan, agent.replay.nbytes, agent.rehearsal.nbytes, earlier):
             display.say(line)
         if self.point:
             display.say(f"Resumed in round {max(self.point.round, 1)}.")
         kind, job = "resume" if self.point else "start", plan.job
         hosts = [device.host for device in world.devices]
-        display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts)
+        gone = {"gone": self.point.gone} if self.point else {}
+        display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts, **gone)
 
     def _mark(self, status: str, why: str) -> None:
         """Let the files say that the run is not over, and why."""

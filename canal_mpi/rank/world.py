@@ -37,6 +37,7 @@ T = TypeVar("T")
 WORDS_LIMIT = 1 << 26
 START_TIMEOUT = 60.0
 SLACK = 10.0  # seconds
+NOTICE = 1.0  # seconds until others have noticed that a rank is silent for too long
 PHASES = {
     Tag.CONTROL: "the start",
     Tag.ROWS: "the gathering",
@@ -62,6 +63,7 @@ class World:
         self.devices = [Device(self.host)] * self.size  # the hosts as results call them
         self.host_info: Sequence[dict[str, str]] = []
         self.ft = self.failed = False  # whether deaths are survived, and one was noticed
+        self.shrank = False  # whether ranks of this MPI world have died
         self.heartbeat = Heartbeat(
             comm, START_TIMEOUT, lambda: stop_signals.asked, self.death_reporter.alive
         )
@@ -143,10 +145,8 @@ class World:
             "cores": str(len(os.sched_getaffinity(0))),
         }
         self.host_info = self.broadcast_json(list(self.gather_json(mine).values()))
-        self.hosts = [info["host"] for info in self.host_info]
-        self.devices = [Device(host) for host in self.hosts]
-        self.heartbeat.names = [f"rank {rank} on {host}" for rank, host in enumerate(self.hosts)]
-        names, first = self.heartbeat.names, self.host_info[0]
+        names, first = self._name_ranks(), self.host_info[0]
+        self.heartbeat.names = names
         for key in COMPARED:
             for name, other in zip(names, self.host_info, strict=True):
                 if other[key] != first[key]:
@@ -155,6 +155,13 @@ class World:
                         f"'{other[key]}'; start every rank with the same code and command.",
                         RanksDiffer.code,
                     )
+
+    def _name_ranks(self) -> list[str]:
+        """Take the hosts as they told; how a user knows each rank."""
+        self.hosts = [info["host"] for info in self.host_info]
+        self.devices = [Device(host) for host in self.hosts]
+        serves = ["" if rank < self.agents else " (env server)" for rank in range(self.size)]
+        return [f"rank {rank} on {host}{serves[rank]}" for rank, host in enumerate(self.hosts)]
 
     def assign_env_servers(self, number: int) -> None:
         """Let the last ranks run environments and no agents."""
@@ -167,8 +174,7 @@ class World:
         self.agents = self.size - number
         with deadline():
             self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
-        for rank in range(self.agents, self.size):
-            self.heartbeat.names[rank] += " (env server)"
+        self.heartbeat.names = self._name_ranks()
 
     def broadcast(self, data: bytes, among: int = 0, tag: Tag = Tag.CONTROL) -> bytes:
         """The root's bytes, on every rank, or on the first `among`."""
@@ -226,7 +232,7 @@ class World:
     def set_timeout(self, seconds: float) -> None:
         """A rank that is silent for so long ends the job; the others may save first."""
         self.heartbeat.timeout = seconds
-        self.death_reporter.set_limit(seconds + (GRACE if self.size > 1 else 0))
+        self.death_reporter.set_limit(seconds + (NOTICE + GRACE if self.size > 1 else 0))
 
     def has_failed(self, error: BaseException) -> bool:
         """Whether an error tells of a death that the run survives."""
@@ -246,6 +252,7 @@ class World:
         self.keep_alive(self._polled, self.comm, self.agents_comm)
         self._polled = None
         self.heartbeat.detach()
+        self.shrank = True
         seconds = self.heartbeat.timeout + SLACK  # a living rank may be silent for so long
         self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm, seconds)
         self.alive, self.agents_comm = list(comm.numbers), None
@@ -253,21 +260,43 @@ class World:
         self.agents_comm = split(comm, self.agents, seconds)
         self.failed = False
 
+    def leave_out(self, agents: int, gone: Sequence[int]) -> list[int]:
+        """Be a world of so many agents that has lost some: the number that each rank has now."""
+        if self.comm is None:
+            raise CommonError("to go on without other agents, start mpirun -np 1 canal-mpi …", 2)
+        from canal_mpi.topology.transport import ShrunkComm, split
+
+        self.keep_alive(self._polled, self.comm, self.agents_comm)
+        size = self.size - self.agents + agents
+        numbers = [number for number in range(size) if number not in gone]
+        infos = dict(zip(numbers, self.host_info, strict=True))
+        self.host_info = [infos.get(number, self.host_info[0]) for number in range(size)]
+        self.rank, self.size, self.agents = numbers[self.rank], size, agents
+        self.comm = comm = ShrunkComm(self.comm, numbers)
+        self.alive, self._polled = numbers, None
+        self.agents_comm = split(comm, agents, START_TIMEOUT)
+        self.heartbeat.restart(comm, numbers, self._name_ranks())
+        return numbers
+
     def all_stopped(self) -> None:
         """Wait until every agent has stopped; what else was on its way is left lying."""
         self.gather(b"", Tag.STOP, among=self.agents)  # env servers have nothing to save
 
     def stop(self, code: int) -> None:
-        """End every rank when the root says so; messages that nobody reads are left lying."""
+        """End every rank when the root says so; messages that nobody reads are left lying.
+
+        All exit by themselves: at MPI_Abort launchers print a page of their own.
+        """
+        if self.size == 1:
+            return
         if self.is_root:
             for peer in self._others():
                 self.polled.post(b"", peer, Tag.STOP)
-            sleep(0.3 if self.size > 1 else 0)
         else:
             self.polled.collect(self.root, Tag.STOP, 0, PHASES[Tag.STOP])
-            self.death_reporter.mute()
-            sleep(10)  # the root ends us
-        self.abort(code)
+        self.death_reporter.mute()
+        sleep(0.3)  # the first to leave ends the others
+        os._exit(code)
 
     def barrier(self) -> None:
         """Wait until every rank is here; other agents are answered meanwhile."""
@@ -286,7 +315,7 @@ class World:
 
     def close(self) -> None:
         """Be done with MPI before the program is over, unless it would wait for the dead."""
-        if self.comm is not None and len(self.alive) == self.size:
+        if self.comm is not None and not self.shrank:
             from mpi4py import MPI
 
             MPI.Finalize()
