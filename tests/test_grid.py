@@ -1,7 +1,6 @@
 """The points of a sweep, their names, and the folder that remembers them."""
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,12 @@ from typing import Any
 import pytest
 from madeup import write_run
 
-from canal_mpi.commands.experiments import warn_of_others
 from canal_mpi.config import from_toml
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.experiments import sweep
 from canal_mpi.experiments.points import INDEX, Point, check_same_job, load_points, name_of, save
-from canal_mpi.experiments.runner import slurm_script
 from canal_mpi.experiments.sweep import Axis, Choice
+from canal_mpi.launch.hostfile import Host
 from canal_mpi.results.files import NAME
 
 SMOKE = {"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "rotate"}
@@ -95,22 +93,11 @@ def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
 
 def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
     few, more = points(sweep.seeds("1", 1)), points(sweep.seeds("2", 1))
-    wide = [replace(point, network="10.0.0.0/24") for point in few]
+    hosts = (Host("pc", 4), Host("nano-1", 1, is_env_server=True))
+    wide = [replace(point, network="10.0.0.0/24", hosts=hosts, servers=1) for point in few]
     for kept in (few, more, wide):
         save(tmp_path, "sweep", kept)
         assert load_points(tmp_path, "sweep") == kept
-
-
-def test_a_later_sweep_of_a_folder_tells_what_is_no_part_of_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few, more = points(sweep.seeds("1,2", 1)), points(sweep.seeds("2,3", 1))
-    save(tmp_path, "sweep", few)
-    warn_of_others(tmp_path, more)
-    said = capsys.readouterr().err
-    assert "1 points of an earlier sweep (seed-1 …) are no part of this one" in said
-    warn_of_others(tmp_path, few[::-1])
-    assert capsys.readouterr().err == ""
 
 
 def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
@@ -123,24 +110,6 @@ def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
         check_same_job(run, Point("seed-1", job, 5))
 
 
-def test_a_run_without_sharing_counts_however_lessons_are_used(tmp_path: Path) -> None:
-    """The temperature is that of rehearsal, too."""
-    for policy, setting, refused in (
-        ("none", "imitation_coef", False),
-        ("exact", "imitation_coef", True),
-        ("none", "temperature", True),
-    ):
-        run = write_run(tmp_path / f"{policy}-{setting}", share=policy == "exact")
-        job = from_toml((run / "job.toml").read_text())
-        change: Any = {setting: 9.0}
-        point = Point("run", replace(job, reuse=replace(job.reuse, **change)), 2)
-        if refused:
-            with pytest.raises(UsageError, match=rf"reuse\.{setting}"):
-                check_same_job(run, point)
-        else:
-            assert check_same_job(run, point) == "finished"
-
-
 def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
     changes: list[dict[str, Any]] = [
         {"name": "../x"},
@@ -151,7 +120,6 @@ def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
         {"ranks": float("inf")},
         {"settings": []},
         {"settings": {"name": "a\n| b |"}},
-        {"hosts": ["no host!"]},
         {"network": "-x"},
     ]
     save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
@@ -192,11 +160,3 @@ def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Pa
     with pytest.raises(UsageError, match="order 'canal' knows the ten games only"):
         save(tmp_path / "new", "sweep", points(sweep.seeds("1", 1), order="canal"))
     assert not (tmp_path / "new").exists()
-
-
-def test_the_slurm_script_has_the_numbers_of_the_experiment(tmp_path: Path) -> None:
-    folder = tmp_path / "my sweep"
-    text = slurm_script("study", folder, points(sweep.agents("2,7"), sweep.seeds("2", 1)))
-    assert "#SBATCH --array=0-3\n" in text and "#SBATCH --ntasks=7\n" in text
-    assert f"folder='{folder}'\n" in text and "\ncommand=study\n" in text
-    assert f"\nVENV=${{VENV:-{sys.prefix}}}\n" in text

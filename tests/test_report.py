@@ -16,7 +16,7 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.report import figures
 from canal_mpi.report.drawing import Figure, number, plain, styled
 from canal_mpi.report.figures import mixes
-from canal_mpi.report.report import news, page, timeline, write_report
+from canal_mpi.report.report import Beside, answers, news, page, timeline, write_report
 from canal_mpi.results.compare import Comparison, compare
 from canal_mpi.results.reader import load
 
@@ -101,7 +101,14 @@ def test_several_runs_are_set_beside_each_other(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", share=False)]
     text, found = made(*runs)
     ids = found.ids()
-    assert {"progress", "scores", "compared", "run0-timeline", "run1-timeline"} <= {*ids}
+    assert {
+        "progress-steps",
+        "progress-time",
+        "scores",
+        "compared",
+        "run0-timeline",
+        "run1-timeline",
+    } <= {*ids}
     assert len(ids) == len(set(ids))
     assert "no sharing" in text
     assert 'class="n best"' in text
@@ -202,7 +209,7 @@ def test_no_axis_of_what_can_not_be_negative_goes_below_zero(tmp_path: Path) -> 
     runs = [write_run(tmp_path / "a", **good), write_run(tmp_path / "b", share=False, **good)]
     comparison = compare([load(run) for run in runs])
     with styled():
-        figure = figures.progress(comparison)
+        figure = next(figures.progress(comparison))
     assert isinstance(figure, Figure)
     low, high = figure.axes.get_ylim()
     assert -0.05 * high <= low <= 0
@@ -215,12 +222,32 @@ def test_equal_series_differ_in_line_and_mark(tmp_path: Path) -> None:
         group.label = f"group {k}"
     twice = Comparison([*comparison.groups, *comparison.groups][:2], comparison.scale)
     with styled():
-        figure = figures.progress(twice)
+        figure = next(figures.progress(twice))
     assert isinstance(figure, Figure)
     one, other = figure.axes.lines
     assert (one.get_ydata() == other.get_ydata()).all()
     for name in ("color", "linestyle", "marker", "linewidth"):
         assert getattr(one, f"get_{name}")() != getattr(other, f"get_{name}")() or name == "color"
+
+
+def test_a_comparison_tells_scores_steps_and_time_in_one_sentence(tmp_path: Path) -> None:
+    """Three of six tasks come as lessons; one seed tells no interval."""
+    runs = [write_run(tmp_path / name, share=name == "a") for name in "ab"]
+    comparison = compare([load(run) for run in runs])
+    words = str(Beside(*comparison.groups))
+    same = "about the same score (1028 against 1028 % HNS), 1.7 × fewer steps, 1.0 × the time"
+    assert words == f"{same}; one seed: may be luck"
+    again = [write_run(tmp_path / f"{run.name}2", share=run.name == "a", seed=2) for run in runs]
+    comparison = compare([load(run) for run in (*runs, *again)])
+    beside = Beside(*comparison.groups)
+    assert str(beside).endswith("; 2 seeds") and beside.tone == "good"
+    beside.score = 0.7 * beside.base
+    assert beside.tone == "" and str(beside).startswith("a lower score")
+
+
+def test_a_short_run_that_learnt_nothing_is_told_without_alarm(tmp_path: Path) -> None:
+    card = answers(compare([load(write_run(tmp_path / "a", score=lambda *_: -1e4))]))[0]
+    assert (card.answer, card.tone) == ("better on 0 of 3", "")
 
 
 def a_sweep(folder: Path, *clocks: str) -> Comparison:
@@ -249,7 +276,7 @@ def test_a_sweep_over_mixes_of_hosts_says_which_is_fastest_and_who_waits(tmp_pat
     assert "Who waits for whom?" in text and "xavier for nano: " in text
     found = {(one.hosts, one.clock): one for one in mixes(comparison)}
     assert len(found) == 4
-    assert found["1 xavier, 1 nano", "rounds"].wall == 60.0
+    assert found["1 xavier, 1 nano", "rounds"].wall == 54.0
     assert found["1 xavier, 1 nano", "rounds"].cpu == 6 * 8.0
     assert found["1 xavier, 1 nano", "free"].waits == {"xavier": 120, "nano": 10}
 

@@ -70,15 +70,13 @@ def test_a_preempted_run_goes_back_into_the_queue_and_ends_with_the_same_bits(
     assert same.code == 0, same.out
 
 
-def test_an_array_sweeps_and_its_last_point_writes_the_report(
+def test_the_jobs_of_an_array_share_the_points_of_a_sweep_and_write_its_report(
     slurm: Slurm, whole: Path, tmp_path: Path
 ) -> None:
-    out, script = tmp_path / "sweep", tmp_path / "sweep.sbatch"
+    out, script = tmp_path / "sweep", str(JOBS / "sweep-array.sbatch")
     grid = ["-n", "2", "--policies", "none,exact", "--frames", "200"]
-    job = ["--job", str(whole / "job.toml"), "--out", str(out), "--slurm", str(script)]
-    written = run(["canal-mpi", "sweep", *grid, *job])
-    assert written.code == 0 and f"sbatch {script}" in written.out, written.err
-    said = slurm.finish(slurm.submit(str(script)))
+    job = ["--job", str(whole / "job.toml"), "--out", str(out)]
+    said = slurm.finish(slurm.submit("--array=0-1", script, "sweep", *grid, *job))
     assert said.count("finished agents-2_") >= 2 and "Report:" in said
     assert "no sharing" in (out / "report.html").read_text()
     assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0

@@ -1,5 +1,6 @@
 """A study: its runs, what it measures, and what it leaves."""
 
+import csv
 import re
 import shutil
 from dataclasses import replace
@@ -8,7 +9,6 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from browser import Browser
@@ -20,18 +20,10 @@ from canal_mpi.cli import cli
 from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import ArmStats
+from canal_mpi.experiments.analysis import Cell
+from canal_mpi.experiments.page import collect, pictures
 from canal_mpi.experiments.points import Point, load_points, save
-from canal_mpi.experiments.study import (
-    FILE,
-    Results,
-    claims,
-    collect,
-    find,
-    gather,
-    pictures,
-    read,
-)
+from canal_mpi.experiments.study import FILE, Results, find, findings, gather, read
 from canal_mpi.games import RANDOM_AND_HUMAN, TEN_GAMES
 from canal_mpi.interfaces import Array
 from canal_mpi.report.statistics import (
@@ -42,7 +34,6 @@ from canal_mpi.report.statistics import (
     performance_profile,
     times,
 )
-from canal_mpi.results.inspect import verify
 
 DEFINITION = """
 seeds = [1, 2]
@@ -79,22 +70,12 @@ def written(folder: Path, text: str = DEFINITION) -> Path:
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def test_random_play_comes_first_then_seed_by_seed_then_arms_with_fewer_seeds(
-    tmp_path: Path,
-) -> None:
+def test_random_play_comes_first_then_all_arms_of_a_seed_cheap_ones_first(tmp_path: Path) -> None:
     found = read(written(tmp_path)).points()
-    assert [point.name for point in found] == [
-        "random_steps-1_seed-1",
-        "none_steps-500_seed-1",
-        "none_steps-1000_seed-1",
-        "share_steps-1000_seed-1",
-        "share_steps-2000_seed-1",
-        "none_steps-500_seed-2",
-        "none_steps-1000_seed-2",
-        "share_steps-1000_seed-2",
-        "share_steps-2000_seed-2",
-        "replay_steps-1000_seed-1",
-    ]
+    names = [point.name.replace("_steps-", " ").replace("_seed-", " ") for point in found]
+    assert names[0] == "random 1 1" and [name[-1] for name in names[1:]] == [*"11111", *"2222"]
+    assert names[1] == "none 500 1" and {*names[4:6]} == {"share 2000 1", "replay 1000 1"}
+    assert names[6] == "none 500 2" and names[9] == "share 2000 2"
     by_name = {point.name: point for point in found}
     chance, none = by_name["random_steps-1_seed-1"], by_name["none_steps-500_seed-2"]
     assert (chance.ranks, chance.job.train.steps, chance.job.evaluation.epsilon) == (1, 1, 1.0)
@@ -162,16 +143,14 @@ def test_what_defines_no_study_is_refused(tmp_path: Path) -> None:
 # ── what it measures ───────────────────────────────────────────────────────────────────────────
 
 
-def cell(scores: Any, budget: int = 100, arm: str = "arm", **given: Any) -> ArmStats:
+def cell(scores: Any, budget: int = 100, arm: str = "arm", **given: Any) -> Cell:
     """A cell of one agent per seed, with scores [seed, task]; each seed costs its budget."""
     final: Array = np.array(scores, dtype=float)[:, None, :]
     seeds = tuple(range(len(final)))
-    cost = np.full(len(seeds), float(budget))
-    nothing = np.zeros(len(seeds))
-    facts: dict[str, Any] = {"learnt": final, "points": final, "train_steps": cost}
-    facts |= {"decision_steps": nothing, "evaluation_steps": nothing, "seconds": cost / 10}
-    facts |= {"waiting": nothing, "can_forget": True, "seeds": seeds}
-    return ArmStats(arm, budget, final=final, **(facts | given))
+    spent = {"steps": np.full(len(seeds), float(budget))}
+    spent |= {"seconds": spent["steps"] / 10}
+    facts: dict[str, Any] = {"learnt": final, "points": final, "costs": spent, "seeds": seeds}
+    return Cell(arm, budget, final=final, **(facts | given))
 
 
 def test_intervals_draw_seeds_and_one_seed_tells_none() -> None:
@@ -214,19 +193,17 @@ def test_the_best_budget_is_the_smallest_within_one_standard_error_of_the_highes
     assert analysis.best_budget([cell([[0.9]], 1), cell([[1.0]], 2)]).budget == 2
 
 
-def test_what_an_arm_spends_to_reach_a_score() -> None:
-    """From 0.2 at 10 steps to 0.6 at 30: 0.4 costs 20, of the 100 that the base spent."""
+def test_what_an_arm_saves_on_its_way_to_a_score() -> None:
+    """From 0.2 at 10 steps to 0.6 at 30: 0.4 costs 20, where the base spent 100."""
     base = cell([[0.4], [0.4]], 100)
     ours = [cell([[0.6], [0.6]], 30), cell([[0.2], [0.2]], 10)]
-    assert analysis.cost_ratio(ours, base, "steps") == pytest.approx((0.2, 0.2, 0.2))
-    assert analysis.cost_ratio(ours, base, "seconds")[0] == pytest.approx(0.2)
-    assert analysis.cost_ratio(ours[:1], base, "steps")[0] == pytest.approx(0.3)  # all of it
-    assert analysis.cost_ratio(ours[1:], base, "steps")[0] == inf  # never gets there
-    decides = [replace(one, decision_steps=np.full(2, 5.0)) for one in ours]
-    assert analysis.cost_ratio(decides, base, "steps")[0] == pytest.approx(0.25)
+    assert analysis.saving(ours, base, "steps") == pytest.approx((5, 5, 5))
+    assert analysis.saving(ours, base, "seconds")[0] == pytest.approx(5)
+    assert analysis.saving(ours[:1], base, "steps")[0] == pytest.approx(100 / 30)  # all of it
+    assert analysis.saving(ours[1:], base, "steps")[0] == 0  # never gets there
     luck = [cell([[0.2], [0.8]], 30), cell([[0.1], [0.3]], 10)]
-    value, low, high = analysis.cost_ratio(luck, base, "steps")
-    assert low < value < high == inf  # with the first seed alone it never gets there
+    value, low, high = analysis.saving(luck, base, "steps")
+    assert low == 0 < value < high  # with the first seed alone it never gets there
 
 
 def test_forgetting_is_a_part_of_the_score_above_random_play() -> None:
@@ -243,8 +220,12 @@ def test_a_game_is_clearly_lower_by_more_than_two_standard_errors() -> None:
 
 
 def test_numbers_are_told_with_their_intervals() -> None:
-    assert times((0.2, 0.1, inf)) == "0.20× (0.10 – ∞)" and times((1.5, nan, nan)) == "1.50×"
-    assert percent((0.031, 0.02, 0.05)) == "3.1 % (2.0 – 5.0)"
+    assert times((2.84, 2.1, inf), "fewer steps") == "2.8 × fewer steps (2.1 to ∞)"
+    assert times((1.5, nan, nan)) == "1.5 ×"
+    assert times((0.99, nan, nan), "fewer steps", "more steps") == "1.0 × the steps"
+    assert times((0.5, 0.25, 2.0), "fewer", "more") == "2.0 × more (0.5 to 4.0)"
+    assert times((0.5, 0.0, 2.0), "fewer", "more") == "2.0 × more (0.5 to ∞)"
+    assert percent((0.031, 0.02, 0.05)) == "3.1 % (2.0 to 5.0)"
     assert percent(UNKNOWN) == "not known"
 
 
@@ -298,8 +279,8 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def results_of(folder: Path, points: list[Point] | None = None) -> Results:
     points = points or load_points(folder, "study")
-    results, notes = gather(folder, read(folder / FILE), points)
-    assert results is not None and notes == []
+    results = gather(folder, read(folder / FILE), points)
+    assert results is not None
     return results
 
 
@@ -313,36 +294,41 @@ def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
     assert none.by_seed == pytest.approx([0.48, 0.52]) and share.by_seed == pytest.approx(
         [1.98, 2.02]
     )
-    assert none.steps.tolist() == [6000, 6000] and share.steps.tolist() == [6000, 6000]
-    assert none.seconds.tolist() == [3 * 8] * 2  # ten per task, two of them evaluation
-    assert none.waiting == pytest.approx([6 / 48] * 2) and none.evaluation_steps[0] == 2400
+    assert [cell.costs["steps"].tolist() for cell in (none, share)] == [[6000, 6000]] * 2
+    assert none.costs["seconds"].tolist() == [3 * 8] * 2  # ten per task, two of them evaluation
+    assert none.costs["waiting"] == pytest.approx([6 / 48] * 2)
+    assert none.costs["evaluation"][0] == 2400
     krull = np.mean([RANDOM_AND_HUMAN["Krull"][0]])
     assert results.random[0] == pytest.approx(krull) and results.missing == []
 
 
-def test_claims_say_what_was_found_and_whether_it_was_met(there: Path) -> None:
+def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
     """None's best is 0.5 at 6,000 steps; share has 1.0 at 3,000 already, in the same time."""
-    found = list(claims(results_of(there)))
-    assert [claim.met for claim in found] == [False, False, True, True, True, True]
-    assert found[0].goal.startswith("at the score of none at 1,000, its best budget, share needs")
-    assert found[0].found.startswith("0.50× (0.50 – 0.50)") and found[1].found.startswith("1.00×")
-    assert "(6,000 and 6,000 steps in all)" in found[2].goal and "mean 4.00×" in found[2].found
-    assert found[3].found.startswith("0.0 %") and found[4].found == "0 steps"
+    first, equal, *rest = findings(results_of(there))
+    assert first.startswith("To the score of none at 1,000, its best budget (50.0 % (48.0 to 52.0)")
+    assert "share gets with 2.0 × fewer steps (2.0 to 2.0) and 1.0 × the wall time" in first
+    assert equal.startswith("At equal total steps (6,000 and 6,000) share at 2,000 ends 4.0 ×")
+    assert equal.endswith("lower by more than two standard errors on 0 of 3 games.")
+    forgets = "share forgets 0.0 % (0.0 to 0.0), 0.0 % (0.0 to 0.0) at 1,000, 2,000."
+    assert rest[0] == f"Of its score above random play {forgets}"
+    assert rest[1] == "share takes 0 steps for decisions."
+    assert rest[2].endswith("2.8 for share at 1,000 and 2.8 for none at 1,000.")
     one = [p for p in load_points(there, "study") if p.job.seed == 1]
-    known = [claim.met for claim in claims(results_of(there, one))]
-    assert known == [None, None, None, None, True, None]  # with one seed nobody knows the rest
+    first, *_, last = findings(results_of(there, one))
+    assert "2.0 × fewer steps and" in first and last == "share takes 0 steps for decisions."
 
 
 def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Path) -> None:
     points = a_study(tmp_path)
     extra = replace(points[-1], name="replay_steps-1000_seed-2")
     said = collect(tmp_path, [*points, extra])
-    assert said[:2] == [f"Results: {tmp_path / 'study.h5'}", f"Report:  {tmp_path / 'report.html'}"]
-    assert said[2].startswith("missed     at the score of none at 1,000")
+    files = [f"Scores: {tmp_path / 'table.csv'}", f"Report: {tmp_path / 'report.html'}"]
+    assert said[0].startswith("To the score of none at 1,000") and said[-2:] == files
     page = (tmp_path / "report.html").read_text()
     assert "Not finished yet: 1 runs (replay_steps-1000_seed-2)" in page
     assert "agents &lt;share&gt;" in page and "<share>" not in page
-    order = ["score-steps", "score-time", "iqm", "profile", "improvement", "ablations", "game-0"]
+    order = ["score-steps", "score-time", "iqm", "profile", "improvement", "forgetting"]
+    order += ["ablations", "arms-seconds", "arms-waiting", "game-0"]
     places = [page.index(f'<figure id="{key}"') for key in order]
     assert places == sorted(places) and places[-1] < page.index("<table")  # tables come last
     assert page.count("<svg") == len(order) + 2 and "steps of all agents" in page
@@ -353,20 +339,21 @@ def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Pat
     assert any(row.startswith("share at 2,000 2") for row in rows) and "200.0 % (" in page
     for kind, magic in (("svg", b"<?xml"), ("pdf", b"%PDF"), ("png", b"\x89PNG")):
         assert (tmp_path / f"figures/score-steps.{kind}").read_bytes().startswith(magic)
-    assert list(verify(tmp_path / "study.h5")) == []
-    with h5py.File(tmp_path / "study.h5") as file:
-        assert list(file["arms/arm"][()]) == [b"none"] * 2 + [b"share"] * 2 + [b"replay"]
-        assert file["arms/mean"][()][3, 0] == pytest.approx(2.0)
-        assert len(file["scores/final"]) == 9 * 2 * 3
-        assert all("description" in c.attrs for g in file.values() for c in g.values())
+    with (tmp_path / "table.csv").open() as file:
+        scores = list(csv.DictReader(file))
+    assert len(scores) == 9 * 2 * 3 and scores[0]["arm"] == "none"
+    wanted = next(row for row in scores if row["budget"] == "2000")
+    assert float(wanted["score"]) == pytest.approx(1.98)
 
 
 def test_ablations_are_set_beside_the_main_arm(there: Path) -> None:
-    shown = pictures(results_of(there)).sections[1][2]
+    sections = pictures(results_of(there)).sections
+    shown = [figure for *_, figures in sections for figure in figures]
     labels = {
         figure.key: [text.get_text() for text in figure.axes.get_yticklabels()] for figure in shown
     }
     assert labels["ablations"] == ["replay at 1,000"]
+    assert labels["arms-seconds"] == ["share at 1,000", "replay at 1,000"]
     assert labels["improvement"] == [
         "share at 1,000 > none at 1,000",
         "share at 2,000 > none at 1,000",
@@ -384,17 +371,6 @@ def test_games_without_human_scores_are_measured_from_random_play_to_the_baselin
     assert (scale.name, scale.zero[0], scale.one[0]) == ("score", 20.0, 21.0)
 
 
-def test_a_run_of_another_job_is_left_out_and_said(tmp_path: Path) -> None:
-    points = a_study(tmp_path)
-    other, copied = points[1].name, points[2].name
-    (tmp_path / copied / "run.h5").write_bytes((tmp_path / other / "run.h5").read_bytes())
-    said = gather(tmp_path, read(tmp_path / FILE), points)[1][0]
-    assert said.startswith(f"{copied} is left out: its run.h5 is of another job (train.steps: 500")
-    points[2] = replace(points[3], ranks=3)
-    notes = gather(tmp_path, read(tmp_path / FILE), points)[1]
-    assert "(agents: 2 there, 3 here)" in notes[0]
-
-
 def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
     points = read(written(tmp_path)).points()
     assert collect(tmp_path, points)[0].startswith("Nothing to compare yet")
@@ -409,11 +385,11 @@ def test_the_same_published_files_give_the_same_page_and_nothing_of_it_is_cut_of
     found = []
     for _ in range(2):
         cli(["study", "--resume", str(tmp_path), "--report"], standalone_mode=False)
-        files = ("study.h5", "report.html", "figures/iqm.svg", "figures/iqm.pdf")
+        files = ("table.csv", "report.html", "figures/iqm.svg", "figures/iqm.pdf")
         found.append([(tmp_path / name).read_bytes() for name in files])
         for file in (tmp_path / "jobs").glob("*"):
             file.unlink()
-        sleep(1.1)  # times in HDF5 and PDF are whole seconds
+        sleep(1.1)  # times in PDF are whole seconds
     assert found[0] == found[1]
     if shutil.which("chromium") is None:
         pytest.skip("chromium is not installed (Debian package chromium; make test-all)")
@@ -483,4 +459,5 @@ def test_a_study_runs_in_parts_from_its_start_to_its_report_and_repeats_nothing(
     assert {file: file.stat().st_mtime_ns for file in runs} == runs
     shown = run([*resume, "--report"], timeout=60)
     assert shown.code == 0 and "5 of 10 points are finished" in shown.out
-    assert run(["canal-mpi", "inspect", "--verify", str(out / "study.h5")]).code == 0
+    kept = {file.name for file in (out / "share_steps-200_seed-1").iterdir()}
+    assert kept == {"run.h5", "job.toml"}

@@ -1,5 +1,6 @@
-"""`canal-mpi sweep` and `canal-mpi study`: many runs in one folder. Loads no torch and no MPI."""
+"""`canal-mpi compare`, `sweep` and `study`: many runs in one folder. Loads no torch and no MPI."""
 
+import os
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from canal_mpi.experiments.sweep import Axis
 
 FOLDER = click.Path(path_type=Path)
-WITH_RESUME = ("resume", "slots", "report", "max_time", "dry_run", "slurm", "point")
+WITH_RESUME = {"resume", "slots", "report", "max_time", "dry_run"}
+LOW_PRIORITY = 10  # of the processes of a study, as `nice` counts
 RUN_OPTIONS = [
     click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
     click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
@@ -23,8 +25,6 @@ RUN_OPTIONS = [
     click.option("--report", is_flag=True, help="With --resume: start nothing, only report."),
     click.option("--max-time", metavar="TIME", help="Save and stop after so long: 90s, 20m, 2h."),
     click.option("--dry-run", is_flag=True, help="Only list what would run, and for how long."),
-    click.option("--slurm", type=FOLDER, metavar="FILE", help="Only write FILE, a Slurm array."),
-    click.option("--point", type=int, metavar="K", help="Only point K, from 0 (array jobs)."),
 ]
 
 
@@ -51,29 +51,26 @@ def sweep(**options: Any) -> None:
 
     Each point is an ordinary run in DIR, named after its settings. The same command again (or
     --resume DIR) leaves finished points alone, resumes stopped ones and repeats broken ones. At
-    the end DIR/report.html compares all runs and DIR/sweep.h5 has a row for each. Ctrl-C saves
+    the end DIR/report.html compares all runs and DIR/table.csv has a row for each. Ctrl-C saves
     and stops.
 
     \b
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    from canal_mpi.experiments import points as index
+    from canal_mpi.experiments.points import load_points
     from canal_mpi.experiments.sweep import collect
 
-    folder, points = _resumed("sweep", options)
-    if not points:
+    if folder := resumed("sweep", options):
+        points = load_points(folder, "sweep")
+    else:
         points = _grid(options)
-        folder = (options["out"] or Path("runs", f"sweep-{points[0].job.name}")).absolute()
-        if index.has_index(folder, "sweep"):
-            warn_of_others(folder, points)
-        if not options["dry_run"]:
-            index.save(folder, "sweep", points)
-    execute("sweep", folder, points, points, options, collect)
+        folder = begun("sweep", options, points, f"sweep-{points[0].job.name}")
+    execute("sweep", folder, points, options, collect)
 
 
 @click.command()
-@click.argument("name", metavar="[STUDY]", default="")
+@click.argument("name", metavar="[STUDY]", default="sharing")
 @click.option("--arms", metavar="LIST", help="Run only these arms now.")
 @click.option("--seeds", metavar="LIST", help="Run only these seeds of the study now.")
 @run_options
@@ -81,30 +78,31 @@ def study(**options: Any) -> None:
     """Find out whether sharing pays, on several seeds.
 
     STUDY is a TOML file with arms, budgets, seeds and settings, or the name of one that comes with
-    canal-mpi (default: sharing). Each arm with each budget and seed is an ordinary run in DIR.
-    Ctrl-C saves and stops; the same command again (or --resume DIR) resumes. At the end
-    DIR/report.html shows scores against steps and time, and DIR/study.h5 has the numbers.
+    canal-mpi (default: sharing). Each arm with each budget and seed is a run in DIR, at low
+    priority, of which run.h5 and job.toml are kept. Ctrl-C saves and stops; the same command again
+    (or --resume DIR) resumes. At the end DIR/report.html shows scores against steps and time.
 
     \b
     canal-mpi study --dry-run
     canal-mpi study --arms none,share --seeds 201,202
     canal-mpi study --resume docs/study --report
     """
-    from canal_mpi.experiments import points as index
     from canal_mpi.experiments import study as studies
+    from canal_mpi.experiments.page import collect
+    from canal_mpi.experiments.points import load_points
     from canal_mpi.results.files import write_whole
 
-    folder, points = _resumed("study", options)
-    if not points:
-        path = studies.find(options["name"] or "sharing")
+    if folder := resumed("study", options):
+        points = load_points(folder, "study")
+    else:
+        path = studies.find(options["name"])
         points = studies.read(path).points()
-        folder = (options["out"] or Path("runs", f"study-{path.stem}")).absolute()
-        index.has_index(folder, "study")
+        folder = begun("study", options, points, f"study-{path.stem}")
         if not options["dry_run"]:
-            index.save(folder, "study", points)
             write_whole(folder / studies.FILE, path.read_bytes())
     chosen = _part(_part(points, "arm", options["arms"]), "seed", options["seeds"])
-    execute("study", folder, points, chosen, options, studies.collect)
+    os.nice(LOW_PRIORITY)
+    execute("study", folder, points, options, collect, chosen)
 
 
 def _words(text: str | None) -> list[str]:
@@ -122,32 +120,32 @@ def _part(points: "list[Point]", axis: str, text: str | None) -> "list[Point]":
     return [p for p in points if p.settings[axis] in wanted or p.settings["arm"] == "random"]
 
 
-def _resumed(kind: str, options: dict[str, Any]) -> "tuple[Path, list[Point]]":
-    """The folder that `--resume` names and its points; no points without it."""
-    from canal_mpi.experiments.points import load_points
+def resumed(kind: str, options: dict[str, Any]) -> Path | None:
+    """The folder that `--resume` names, if it does; UsageError for what does not go with it."""
     from canal_mpi.launcher import refuse_mpirun
 
     refuse_mpirun(kind)
     if options["resume"] is None:
         if options["report"]:
             raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
-        return Path(), []
-    may = (*WITH_RESUME, "arms", "seeds") if kind == "study" else WITH_RESUME
+        return None
+    may = WITH_RESUME | ({"arms", "seeds"} if kind == "study" else set())
     if given := [option for name, option in typed_options().items() if name not in may]:
         raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
-    folder: Path = options["resume"].absolute()
-    return folder, load_points(folder, kind)
+    return Path(options["resume"]).absolute()
 
 
-def warn_of_others(folder: Path, points: "Sequence[Point]") -> None:
-    """What an earlier sweep of this folder has besides is left there, and no part of this one."""
-    from canal_mpi.experiments.points import load_points
+def begun(kind: str, options: dict[str, Any], points: "list[Point]", name: str) -> Path:
+    """The folder of a new experiment, or of one that has grown, with its index written."""
+    from canal_mpi.experiments import points as index
 
-    names = {point.name for point in points}
-    others = [p.name for p in load_points(folder, "sweep") if p.name not in names]
-    if others:
-        words = f"{len(others)} points of an earlier sweep ({others[0]} …) are no part of this one"
-        click.echo(f"canal-mpi: warning: {words}; their runs stay in {folder}.", err=True)
+    folder: Path = (options["out"] or Path("runs", name)).absolute()
+    index.has_index(folder, kind)
+    if options["dry_run"]:
+        index.check_points(folder, points)
+    else:
+        index.save(folder, kind, points)
+    return folder
 
 
 def _grid(options: dict[str, Any]) -> "list[Point]":
@@ -169,8 +167,8 @@ def _grid(options: dict[str, Any]) -> "list[Point]":
         raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
     axes: list[Axis] = [sweeps.hostfiles(files, options["emulate"], shared)] if files else []
     axes += [sweeps.agents(options["ranks"])] if options["ranks"] else []
-    for axis in ("topology", "policy"):
-        values = _words(options["topologies" if axis == "topology" else "policies"])
+    for axis, name in (("topology", "topologies"), ("policy", "policies")):
+        values = _words(options[name])
         axes += [sweeps.named(axis, f"share.{axis}", values)] if values else []
     axes += [sweeps.varied(text) for text in options["vary"]]
     if options["seeds"]:
@@ -182,47 +180,34 @@ def execute(
     kind: str,
     folder: Path,
     points: "list[Point]",
-    chosen: "list[Point]",
     options: dict[str, Any],
     collect: "Callable[[Path, Sequence[Point]], list[str]]",
+    chosen: "list[Point] | None" = None,
 ) -> None:
-    """List, report, write a script for, or run the chosen points of an experiment."""
+    """List, report or run an experiment, or the chosen points of it."""
     from canal_mpi.cli import seconds_of
     from canal_mpi.experiments import runner
-    from canal_mpi.experiments.points import check_points
-    from canal_mpi.results.files import write_whole
 
-    slots, only = options["slots"] or runner.cores(), options["point"]
+    slots, chosen = options["slots"] or runner.cores(), points if chosen is None else chosen
     if options["dry_run"]:
-        check_points(folder, points)
         return click.echo("\n".join(runner.dry_run(folder, chosen, slots)))
-    if options["slurm"] is not None:
-        text = runner.slurm_script(kind, folder, points)
-        write_whole(options["slurm"], text.encode())
-        return click.echo(f"{len(points)} points. To run them: sbatch {options['slurm']}")
-    if only is not None:
-        if not 0 <= only < len(points):
-            raise UsageError(f"--point {only}: the {kind} has points 0 to {len(points) - 1}.")
-        chosen = [points[only]]
-    work = runner.Runner(folder, chosen, slots)
-    progress = runner.Progress(work)
+    work = runner.Runner(folder, chosen, slots, slim=kind == "study")
     if options["report"]:
         for run in work.runs:
-            run.describe()
+            run.check()
     else:
-        work.run(progress.changed, progress.refresh, seconds_of(options["max_time"]) or inf)
-    progress.close()
+        with runner.Progress(work) as progress:
+            work.run(progress.changed, progress.refresh, seconds_of(options["max_time"]) or inf)
+    click.echo("\n".join(runner.table(work)))
     here = Path.cwd()
     short = folder.relative_to(here) if folder.is_relative_to(here) else folder
     again = f"canal-mpi {kind} --resume {short}"
-    if not options["report"] and (work.stop_reason or work.having(runner.STOPPED)):
+    if work.stop_reason or work.having(runner.STOPPED):
         done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"
         reason = work.stop_reason or "a point was stopped"
         raise Stopped(f"stopped: {reason}; {done}, the others are saved. To go on: {again}")
-    if only is None or runner.all_finished(folder, points):
-        click.echo("\n".join(collect(folder, points)))
-    broken = work.having(runner.BROKEN)
-    if broken and not options["report"]:
+    click.echo("\n".join(collect(folder, points)))
+    if broken := work.having(runner.BROKEN):
         raise RankFailed(
             f"{len(broken)} of {len(chosen)} points broke; first {broken[0].point.name}: "
             f"{broken[0].reason} The log is {broken[0].log}. To repeat them: {again}"

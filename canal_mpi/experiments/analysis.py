@@ -4,7 +4,7 @@ The unit of resampling is the seed; scores of a seed are means over its agents. 
 is NaN.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, nan
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import Interval, bootstrap, mean_score, ratio
+from canal_mpi.report.statistics import Interval, bootstrap, costs, mean_score, ratio
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Measured
@@ -22,7 +22,7 @@ from canal_mpi.results.reader import Run
 
 
 @dataclass(frozen=True, eq=False)
-class ArmStats:
+class Cell:
     """An arm at one budget; the first dimension of every array is the seed."""
 
     arm: str
@@ -31,18 +31,13 @@ class ArmStats:
     final: Array  # [seed, agent, task] normalised score at the end
     learnt: Array  # [seed, agent, task] normalised score right after the task
     points: Array  # [seed, agent, task] score at the end in game points
-    train_steps: Array  # [seed] own training steps of all agents
-    decision_steps: Array  # [seed] steps that decided something
-    evaluation_steps: Array  # [seed] steps that only measured
-    seconds: Array  # [seed] wall time of the slowest agent, evaluation left out
-    waiting: Array  # [seed] part of that time which agents waited for others
-    can_forget: bool  # whether tasks share any weight
+    costs: Mapping[str, Array]  # [seed] each, as `costs` names them
+    can_forget: bool = True  # whether tasks share any weight
 
     @classmethod
-    def of(cls, arm: str, budget: int, runs: Sequence[Run], scale: Scale) -> "ArmStats":
+    def of(cls, arm: str, budget: int, runs: Sequence[Run], scale: Scale) -> "Cell":
         """From the runs of an arm at one budget, one per seed."""
-        measured = [Measured(run, scale) for run in runs]
-        trained, decided, evaluated, seconds, waited = np.array([_costs(run) for run in runs]).T
+        measured, spent = [Measured(run, scale) for run in runs], [costs(run) for run in runs]
         return cls(
             arm,
             budget,
@@ -50,11 +45,7 @@ class ArmStats:
             np.stack([run.P[:, -1] for run in measured]),
             np.stack([run.learnt for run in measured]),
             np.stack([run.raw[:, run.rounds_done] for run in measured]),
-            trained,
-            decided,
-            evaluated,
-            seconds,
-            waited,
+            {name: np.array([one[name] for one in spent]) for name in spent[0]},
             runs[0].setting("learn.heads") != "separate",
         )
 
@@ -62,11 +53,6 @@ class ArmStats:
     def label(self) -> str:
         """The arm at its budget, in words."""
         return f"{self.arm} at {self.budget:,}"
-
-    @property
-    def steps(self) -> Array:
-        """[seed]: all steps, training and decisions."""
-        return self.train_steps + self.decision_steps
 
     @property
     def scores(self) -> Array:
@@ -103,26 +89,14 @@ class ArmStats:
 
     def points_by_task(self) -> list[tuple[float, float]]:
         """The mean over seeds of the game points on each task, and its standard error."""
-        means = self.points.mean(axis=1)  # [seed, task]
-        error = means.std(axis=0) / np.sqrt(max(len(means) - 1, 1))
-        return list(zip(means.mean(axis=0).tolist(), error.tolist(), strict=True))
+        return [(m.mean(seeds), m.standard_error(seeds)) for seeds in self.points.mean(axis=1).T]
 
-    def on(self, seeds: Sequence[int]) -> "ArmStats":
+    def on(self, seeds: Sequence[int]) -> "Cell":
         """The same on these seeds alone, in their order."""
         rows = [self.seeds.index(seed) for seed in seeds]
-        arrays: dict[str, Any] = {
-            name: value[rows] for name, value in vars(self).items() if isinstance(value, np.ndarray)
-        }
-        return replace(self, seeds=tuple(seeds), **arrays)
-
-
-def _costs(run: Run) -> list[float]:
-    """Steps of training, decisions and measuring; seconds without measuring; part of waiting."""
-    tasks, names = run["tasks"], ("env_steps", "probe_steps", "evaluation_steps")
-    steps = [float(tasks[name].sum()) for name in names]
-    busy = tasks["seconds"] - tasks["evaluate_seconds"]
-    each = [float(busy[tasks["agent"] == agent].sum()) for agent in run.agents]
-    return [*steps, max(each), float(tasks["wait_seconds"].sum()) / max(sum(each), 1e-9)]
+        scores = {name: getattr(self, name)[rows] for name in ("final", "learnt", "points")}
+        spent = {name: values[rows] for name, values in self.costs.items()}
+        return replace(self, seeds=tuple(seeds), costs=spent, **scores)
 
 
 def scale_of(tasks: Sequence[str], random: Array, baseline: Sequence[Run]) -> Scale:
@@ -140,30 +114,33 @@ def scale_of(tasks: Sequence[str], random: Array, baseline: Sequence[Run]) -> Sc
 # ── comparisons, on the seeds that all arms have ───────────────────────────────────────────────
 
 
-def matched(*cells: ArmStats) -> list[ArmStats]:
+def matched(*cells: Cell) -> list[Cell]:
     """The same cells on the seeds that all of them have."""
     common = [seed for seed in cells[0].seeds if all(seed in cell.seeds for cell in cells)]
     return [cell.on(common) for cell in cells]
 
 
-def improvement(cell: ArmStats, base: ArmStats) -> Interval:
+def compared(statistic: Callable[[Array, Array], Any], cell: Cell, base: Cell) -> Interval:
+    """A statistic of the scores of two cells on the seeds that both have."""
+    return bootstrap(statistic, *(one.scores for one in matched(cell, base)))
+
+
+def improvement(cell: Cell, base: Cell) -> Interval:
     """Probability that a seed of the arm scores higher than one of the base, mean over tasks."""
-    return bootstrap(compare.improvement, *(one.scores for one in matched(cell, base)))
+    return compared(compare.improvement, cell, base)
 
 
-def difference(cell: ArmStats, base: ArmStats) -> Interval:
+def difference(cell: Cell, base: Cell) -> Interval:
     """Difference of the mean scores."""
-    scores = [one.scores for one in matched(cell, base)]
-    return bootstrap(lambda x, y: mean_score(x) - mean_score(y), *scores)
+    return compared(lambda x, y: mean_score(x) - mean_score(y), cell, base)
 
 
-def score_ratio(statistic: Callable[[Array], Any], cell: ArmStats, base: ArmStats) -> Interval:
+def score_ratio(statistic: Callable[[Array], Any], cell: Cell, base: Cell) -> Interval:
     """A statistic of the scores of an arm over that of another."""
-    scores = [one.scores for one in matched(cell, base)]
-    return bootstrap(lambda x, y: ratio(statistic(x), statistic(y)), *scores)
+    return compared(lambda x, y: ratio(statistic(x), statistic(y)), cell, base)
 
 
-def clearly_lower(cell: ArmStats, base: ArmStats) -> Array:
+def clearly_lower(cell: Cell, base: Cell) -> Array:
     """[task]: whether the mean over seeds is lower by more than two standard errors."""
     ours, theirs = (one.scores for one in matched(cell, base))
     if len(ours) < 2:
@@ -172,28 +149,27 @@ def clearly_lower(cell: ArmStats, base: ArmStats) -> Array:
     return np.asarray(ours.mean(axis=0) < theirs.mean(axis=0) - 2 * error)
 
 
-def best_budget(cells: Sequence[ArmStats]) -> ArmStats:
+def best_budget(cells: Sequence[Cell]) -> Cell:
     """The smallest budget whose mean is within one standard error of the highest."""
     means = [float(cell.by_seed.mean()) for cell in cells]
-    top = cells[int(np.argmax(means))]
-    error = top.spread / np.sqrt(len(top.seeds)) if len(top.seeds) > 1 else 0.0
+    error = m.standard_error(cells[int(np.argmax(means))].by_seed)
     pairs = sorted(zip(cells, means, strict=True), key=lambda pair: pair[0].budget)
-    return next(cell for cell, mean in pairs if mean >= max(means) - error)
+    return next(cell for cell, mean in pairs if mean >= max(means) - np.nan_to_num(error))
 
 
-def cost_ratio(cells: Sequence[ArmStats], base: ArmStats, cost: str) -> Interval:
-    """What an arm spends to reach the score of a base, as part of what the base spent.
+def saving(cells: Sequence[Cell], base: Cell, cost: str) -> Interval:
+    """How many times as much the base spent as an arm needs to reach the base's score.
 
     `cost` is `steps` or `seconds`. Between budgets in a straight line; where the smallest budget
-    is above the score already, all that it cost counts; infinite where no budget gets there.
+    is above the score already, all that it cost counts; 0 where no budget gets there.
     """
     base, *ours = matched(base, *sorted(cells, key=lambda cell: cell.budget))
 
-    def spent(scores: Array, costs: Array, level: Array, whole: Array) -> Any:
+    def times(scores: Array, costs: Array, level: Array, whole: Array) -> Any:
         goal, x, y = level.mean(axis=-1), costs.mean(axis=-2), scores.mean(axis=-2)
-        spent_then = np.vectorize(compare.steps_to, signature="(),(n),(n)->()")(goal, x, y)
-        return ratio(np.where(np.isnan(spent_then), inf, spent_then), whole.mean(axis=-1))
+        spent = np.vectorize(compare.steps_to, signature="(),(n),(n)->()")(goal, x, y)
+        return ratio(whole.mean(axis=-1), np.where(np.isnan(spent), inf, spent))
 
     scores = np.stack([cell.by_seed for cell in ours], axis=1)  # [seed, budget]
-    costs = np.stack([getattr(cell, cost) for cell in ours], axis=1)
-    return bootstrap(spent, scores, costs, base.by_seed, getattr(base, cost))
+    spent = np.stack([cell.costs[cost] for cell in ours], axis=1)
+    return bootstrap(times, scores, spent, base.by_seed, base.costs[cost])

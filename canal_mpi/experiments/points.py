@@ -1,7 +1,7 @@
 """The points of an experiment, and the folder that remembers them.
 
-A point is one run with its whole job. `experiment.json` lists the points and `jobs/` holds their
-jobs; whatever resumes an experiment, or starts one point on another node, checks what it reads.
+A point is one run with its whole job. `experiment.json` lists the points, `jobs/` holds their jobs
+and hosts; whatever resumes an experiment checks what it reads.
 """
 
 import json
@@ -12,16 +12,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from canal_mpi import config
 from canal_mpi.errors import CanalError, DamagedData, UsageError
-from canal_mpi.games import ORDERS
-from canal_mpi.launch.hostfile import MOST_RANKS, Host, parse_hosts
-from canal_mpi.results.files import NAME, file_name, image, write_dataset, write_whole
+from canal_mpi.launch.hostfile import MOST_RANKS, Host, read_hosts
+from canal_mpi.rank.plan import plan_of
+from canal_mpi.results.files import NAME, file_name, read_attributes, write_whole
 from canal_mpi.results.reader import Run, load
-from canal_mpi.results.status import marks_of, status_of
-from canal_mpi.results.store import TEXT
+from canal_mpi.results.status import status_of
 from canal_mpi.settings import Job, Layer
 
 INDEX = "experiment.json"
@@ -31,7 +28,6 @@ NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 MAX_POINTS, MAX_INDEX_BYTES = 10_000, 1 << 26
 FINISHED = "finished"
 PLAIN_AXES = {"arm", "hosts", "topology", "policy"}  # whose values need no name before them
-Column = tuple[Sequence[Any], str]  # values, description
 
 
 @dataclass(frozen=True)
@@ -96,11 +92,13 @@ def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
     check_points(folder, points)
     for point in points:
         write_whole(job_file(folder, point), config.to_toml(point.job, explain=True).encode())
-    entries = []
-    for p in points:
-        hosts = [f"{h.name} {h.ranks}{' env-server' * h.is_env_server}" for h in p.hosts]
-        entry = {"name": p.name, "ranks": p.ranks, "servers": p.servers, "settings": p.settings}
-        entries.append(entry | {"hosts": hosts, "network": p.network})
+        if point.hosts:
+            lines = [f"{h.name} {h.ranks}{' env-server' * h.is_env_server}" for h in point.hosts]
+            write_whole(job_file(folder, point, "hosts"), "\n".join(lines).encode())
+    entries = [
+        {n: getattr(point, n) for n in ("name", "ranks", "settings", "servers", "network")}
+        for point in points
+    ]
     write_whole(folder / INDEX, json.dumps({"kind": kind, "points": entries}, indent=1).encode())
 
 
@@ -109,14 +107,13 @@ def check_points(folder: Path, points: Sequence[Point]) -> None:
     if len(points) > MAX_POINTS:
         raise UsageError(f"{len(points)} points; at most {MAX_POINTS} are possible.")
     for point in points:
-        if order := ORDERS.get(point.job.order):
-            order(point.job.tasks, 0, point.job.seed)
+        plan_of(point.job, folder, "", 0, ["here"] * point.agents)
         check_same_job(folder / point.name, point)
 
 
-def job_file(folder: Path, point: Point) -> Path:
-    """Where the job of a point is."""
-    return folder / "jobs" / f"{point.name}.toml"
+def job_file(folder: Path, point: Point, kind: str = "toml") -> Path:
+    """Where the job of a point is, or its hosts."""
+    return folder / "jobs" / f"{point.name}.{kind}"
 
 
 def has_index(folder: Path, kind: str) -> bool:
@@ -161,17 +158,17 @@ def _damaged(path: Path, error: Exception) -> DamagedData:
 
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
     name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
+    settings = {str(axis): str(value) for axis, value in entry["settings"].items()}
+    network = str(entry["network"])
     if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
         raise ValueError(f"the point '{name[:80]}' with {ranks} ranks")
-    settings = {str(axis): str(value) for axis, value in entry["settings"].items()}
-    if not all(word.isprintable() for pair in settings.items() for word in pair):
-        raise ValueError(f"the settings of '{name}'")
-    lines = [str(line) for line in entry["hosts"]]
-    hosts = tuple(parse_hosts("\n".join(lines), INDEX)) if lines else tuple[Host, ...]()
-    network = str(entry.get("network", ""))
-    if not NETWORK.fullmatch(network):
-        raise ValueError(f"the network '{network[:80]}'")
-    return Point(name, _read_job(folder, name), ranks, settings, servers, hosts, network)
+    if not all(map(str.isprintable, [*settings, *settings.values()])) or not NETWORK.fullmatch(
+        network
+    ):
+        raise ValueError(f"the settings or the network of '{name}'")
+    point = Point(name, _read_job(folder, name), ranks, settings, servers, (), network)
+    hosts = job_file(folder, point, "hosts")
+    return replace(point, hosts=tuple(read_hosts(hosts))) if hosts.is_file() else point
 
 
 def _read_job(folder: Path, name: str) -> Job:
@@ -186,69 +183,33 @@ def _read_job(folder: Path, name: str) -> Job:
         raise _damaged(path, error) from error
 
 
-def write_tables(path: Path, kind: str, about: str, tables: dict[str, dict[str, Column]]) -> None:
-    """An HDF5 file of an experiment with a group per table; every column is described."""
-
-    def fill(file: Any) -> None:
-        file.attrs.update({"kind": kind, "description": about})
-        for table, columns in tables.items():
-            group = file.require_group(table)
-            for name, (values, words) in columns.items():
-                texts = len(values) and isinstance(values[0], str)
-                encoded = [value.encode()[:64] for value in values] if texts else values
-                found = np.array(encoded, dtype=TEXT if texts else None)
-                write_dataset(group, name, found, description=words)
-
-    write_whole(path, image(fill))
-
-
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────
 
 
 def check_same_job(run: Path, point: Point) -> str:
     """The status of a run; UsageError where it is one of another job than the point's."""
-    status, agents = marks_of(run)
+    status, agents = status_of(run), point.agents
     try:
-        there = config.from_toml((run / "job.toml").read_text(encoding="utf-8"))
-    except (OSError, CanalError, UnicodeDecodeError):
-        there = point.job  # nothing that could be resumed
-    words = what_differs(there, agents, point)
-    if words and status not in ("missing", "damaged"):
+        if status in ("missing", "damaged"):
+            text = (run / "job.toml").read_text(encoding="utf-8")
+        else:
+            facts = read_attributes(run / "run.h5")
+            text, agents = str(facts["job"]), int(facts["agents"])
+        there = config.from_toml(text)
+    except (OSError, LookupError, CanalError, UnicodeDecodeError):
+        return status  # nothing that could be resumed
+    odd = config.differences(replace(there, report=point.job.report), point.job)
+    if agents != point.agents:
+        odd = {"agents": (agents, point.agents)}
+    for key, (here, wanted) in odd.items():
         raise UsageError(
-            f"{run} is a run of another job ({words}); name another --out, or remove it."
+            f"{run} is a run of another job ({key}: {here!r} there, {wanted!r} here); name "
+            "another --out, or remove it."
         )
     return status
 
 
-def what_differs(there: Job, agents: int, point: Point) -> str:
-    """The first thing that makes a run one of another job than the point's; empty where nothing.
-
-    How lessons are used means nothing without sharing; 0 agents: their number is not known.
-    """
-    odd = config.differences(replace(there, report=point.job.report), point.job)
-    if there.share.policy == point.job.share.policy == "none":
-        rehearsal = "reuse.temperature"  # old tasks are imitated with it, too
-        odd = {k: both for k, both in odd.items() if not k.startswith("reuse.") or k == rehearsal}
-    if agents and agents != point.agents:
-        odd = {"agents": (agents, point.agents)}
-    return next((f"{key}: {a!r} there, {b!r} here" for key, (a, b) in odd.items()), "")
-
-
-def finished_runs(folder: Path, points: Sequence[Point]) -> tuple[dict[str, Run], list[str]]:
-    """The finished runs by the names of their points, and why some don't count."""
-    runs: dict[str, Run] = {}
-    notes: list[str] = []
-    for point in points:
-        if status_of(folder / point.name) != FINISHED:
-            continue
-        run = load(folder / point.name)
-        try:
-            job = config.from_toml(str(run.attributes.get("job", "")))
-            words = what_differs(job, len(run.agents), point)
-        except CanalError as error:
-            words = f"it can't be read: {error}"
-        if words:
-            notes.append(f"{point.name} is left out: its run.h5 is of another job ({words}).")
-        else:
-            runs[point.name] = run
-    return runs, notes
+def finished_runs(folder: Path, points: Sequence[Point]) -> dict[str, Run]:
+    """The finished runs by the names of their points."""
+    done = [p.name for p in points if check_same_job(folder / p.name, p) == FINISHED]
+    return {name: load(folder / name) for name in done}

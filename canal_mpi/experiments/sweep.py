@@ -1,35 +1,32 @@
-"""A sweep: every combination of what is varied is a point; at the end `sweep.h5` and a report."""
+"""A sweep: every combination of what is varied is a point; at the end one report compares them."""
 
+import csv
+import io
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from math import nan, prod
+from math import prod
 from pathlib import Path
-from typing import Any
 
 from canal_mpi import config
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments.points import (
     MAX_POINTS,
-    Column,
     Point,
     check_names,
     finished_runs,
     name_of,
     resolved,
-    write_tables,
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, Host, emulated, is_here, read_hosts, total
 from canal_mpi.report.report import write_report
+from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured, scale_for
-from canal_mpi.results.files import file_name
-from canal_mpi.results.reader import Run
-from canal_mpi.results.status import status_of
+from canal_mpi.results.files import file_name, write_whole
 from canal_mpi.settings import Layer
 
 MAX_DIGITS = 18  # of a number in an option
 DEFAULT_AGENTS = 5
-ABOUT = "A sweep of canal-mpi: in every group, row k is about point k."
 
 
 @dataclass(frozen=True)
@@ -146,53 +143,32 @@ def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     return Choice(file.stem, {}, *ranks, tuple(hosts))
 
 
-# ── results ────────────────────────────────────────────────────────────────────────────────────
-
-
 def collect(folder: Path, points: Sequence[Point]) -> list[str]:
-    """Write report.html and sweep.h5 from what is finished; a line for each, or why not."""
-    runs, notes = finished_runs(folder, points)
+    """Write report.html and table.csv from what is finished; a line for each, or why not."""
+    runs = finished_runs(folder, points)
     if not runs:
-        return [*notes, "No point is finished: there is nothing to report."]
-    axes = dict.fromkeys(axis for point in points for axis in point.settings)
-    tables: dict[str, dict[str, Column]] = {
-        "points": _facts(folder, points, runs),
-        "settings": {x: ([p.settings.get(x, "") for p in points], "what was varied") for x in axes},
-        "measures": _measures(points, runs),
-    }
-    write_tables(folder / "sweep.h5", "sweep", ABOUT, tables)
-    notes.append(f"Results: {folder / 'sweep.h5'}")
-    try:
-        write_report([folder / name for name in runs], folder / "report.html")
-        notes.append(f"Report:  {folder / 'report.html'}")
-    except UsageError as error:  # runs of other tasks are no comparison, but each is there
-        notes.append(f"No report: {error}")
-    return notes
-
-
-def _facts(folder: Path, points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
-    def known(value: Callable[[Run], Any]) -> list[float]:
-        return [float(value(runs[p.name])) if p.name in runs else nan for p in points]
-
-    return {
-        "name": ([p.name for p in points], "the point, and its run directory beside this file"),
-        "status": ([status_of(folder / p.name) for p in points], "finished, or how far its run is"),
-        "agents": ([p.agents for p in points], "agents of the run"),
-        "seed": ([p.job.seed for p in points], "seed of the run"),
-        "slowest": (known(lambda r: r["agents"]["speed"].min()), "speed of the slowest device"),
-        "env_steps": (known(lambda r: r["tasks"]["env_steps"].sum()), "training steps, all agents"),
-        "probe_steps": (known(lambda r: r["tasks"]["probe_steps"].sum()), "steps of decisions"),
-        "seconds": (known(lambda r: r.seconds), "wall time inside tasks, slowest agent"),
-    }
-
-
-def _measures(points: Sequence[Point], runs: dict[str, Run]) -> dict[str, Column]:
-    """Each measure of each run as one number, on a scale that all runs of the same tasks share."""
+        return ["No point is finished: there is nothing to report."]
     same = len({tuple(run.tasks) for run in runs.values()}) == 1
     scale = scale_for(list(runs.values())) if same else None
-    found = {name: Measured(run, scale).measures() for name, run in runs.items()}
-    columns: dict[str, Column] = {}
-    for name, measure in next(iter(found.values())).items():
-        values = [found[p.name][name].single if p.name in found else nan for p in points]
-        columns[name] = (values, f"{measure.about} (one number)")
-    return columns
+    rows: list[dict[str, object]] = []
+    for point in (point for point in points if point.name in runs):
+        run = runs[point.name]
+        facts = costs(run)
+        facts |= {name: it.single for name, it in Measured(run, scale).measures().items()}
+        rows.append({"name": point.name, **point.settings, "ranks": point.ranks, **facts})
+    write_csv(folder / "table.csv", rows)
+    notes = [f"Table:  {folder / 'table.csv'}"]
+    try:
+        write_report([folder / name for name in runs], folder / "report.html")
+        return [*notes, f"Report: {folder / 'report.html'}"]
+    except UsageError as error:  # runs of other tasks are no comparison, but each is there
+        return [*notes, f"No report: {error}"]
+
+
+def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
+    """Rows as a table that any program reads."""
+    held = io.StringIO()
+    writer = csv.DictWriter(held, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, held.getvalue().encode())

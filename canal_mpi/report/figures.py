@@ -9,9 +9,9 @@ import numpy as np
 from canal_mpi.interfaces import Array
 from canal_mpi.report import drawing as d
 from canal_mpi.report.drawing import FEW, SERIES, Figure, LeftOut, bounded
-from canal_mpi.report.statistics import bootstrap
+from canal_mpi.report.statistics import bootstrap, busy_seconds, costs
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Measured, mix
+from canal_mpi.results.compare import Comparison, Group, Measured, mix
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 
@@ -148,26 +148,38 @@ def time_bars(run: Run) -> Shown:
 # ── several runs ───────────────────────────────────────────────────────────────────────────────
 
 
-def progress(comparison: Comparison) -> Shown:
-    """Mean score over agents and tasks against the steps of all agents."""
-    title, found = (
-        "How fast agents get better",
-        [g.progress(comparison.whole) for g in comparison.groups],
-    )
-    if all(np.isnan(scores).any() for _, scores in found):
-        return LeftOut(title, EVALUATE)
+def progress(comparison: Comparison) -> Iterator[Shown]:
+    """Mean score over agents and tasks against the steps of all agents, and against time."""
+    found = [group.progress(comparison.whole) for group in comparison.groups]
+    known = [k for k, (_, scores) in enumerate(found) if not np.isnan(scores).any()]
     what = "all tasks" if comparison.whole else "tasks learnt so far, others count as 0"
     words = f"Means over agents and rounds, {what}; bands: 95 %, bootstrap over seeds."
-    figure = Figure("progress", title, words, xlabel="environment steps of all agents")
-    for k, (steps, scores) in enumerate(found):
-        if not np.isnan(scores).any():
-            band = bootstrap(lambda x: x.mean(axis=-2), scores)
-            figure.curve(k, steps, band, comparison.groups[k].label)
-    figure.axes.set_ylabel("mean score")
-    figure.fit()
-    figure.axes.set_xlim(left=0)
-    figure.legend()
-    return figure
+    for key, title, label in (
+        ("steps", "Score against steps", "steps of all agents"),
+        ("time", "Score against time", "seconds, slowest agent, measuring left out"),
+    ):
+        if not known:
+            yield LeftOut(title, EVALUATE)
+            continue
+        figure = Figure(f"progress-{key}", title, words, xlabel=label, ylabel="mean score")
+        for k in known:
+            (steps, scores), group = found[k], comparison.groups[k]
+            x = steps if key == "steps" else _seconds_after(group, len(steps))
+            figure.curve(k, x, bootstrap(lambda y: y.mean(axis=-2), scores), group.label)
+        figure.fit()
+        figure.axes.set_xlim(left=0)
+        figure.legend()
+        yield figure
+
+
+def _seconds_after(group: Group, rounds: int) -> Array:
+    """[after_round]: seconds until the slowest agent was done with each round, mean over runs."""
+    found = []
+    for run in (measured.run for measured in group.runs):
+        table, spent = run["tasks"], np.zeros((max(run.agents) + 1, run.rounds + 1))
+        np.add.at(spent, (table["agent"], table["round"]), busy_seconds(run))
+        found.append(np.cumsum(spent, axis=1).max(axis=0)[:rounds])
+    return np.asarray(np.mean(found, axis=0))
 
 
 def task_scores(comparison: Comparison) -> Shown:
@@ -219,6 +231,7 @@ def mixes(comparison: Comparison) -> list[Mix]:
 def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
     waited: dict[str, Array] = {}  # seconds waited and in all, by kind of host
     tables = [measured.run["tasks"] for measured in runs]
+    spent = [costs(measured.run) for measured in runs]
     for tasks, agents in zip(tables, (measured.run["agents"] for measured in runs), strict=True):
         for agent, host in zip(agents["agent"], agents["host"], strict=True):
             kind, mine = mix([str(host)]).partition(" ")[2], tasks["agent"] == agent
@@ -228,10 +241,10 @@ def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
         hosts,
         clock,
         len(runs),
-        m.mean([measured.run.seconds for measured in runs]),
+        m.mean([one["seconds"] for one in spent]),
         {kind: float(100 * wait / (total or 1)) for kind, (wait, total) in waited.items()},
         m.mean([table["cpu_seconds"].sum() for table in tables]),
-        m.mean([(table["env_steps"] + table["probe_steps"]).sum() for table in tables]),
+        m.mean([one["steps"] for one in spent]),
         m.mean([m.mean(measured.learnt) for measured in runs]),
     )
 
