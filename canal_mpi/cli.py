@@ -24,7 +24,7 @@ NOT_WITH_RESUME = ("job_file", "out", "name", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
     "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
-    "Compare": ("sweep", "study", "bench"),
+    "Compare": ("compare", "sweep", "study", "bench"),
     "Clusters": ("doctor", "hosts"),
 }
 

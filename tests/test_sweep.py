@@ -12,6 +12,7 @@ from typing import Any
 
 import h5py
 import pytest
+from click.testing import CliRunner
 from launch import environment, processes_with, run
 from madeup import write_run
 
@@ -33,6 +34,7 @@ from canal_mpi.experiments.runner import (
     seconds_left,
     table,
 )
+from canal_mpi.experiments.sweep import answer
 from canal_mpi.launch.hostfile import Host
 from canal_mpi.results.files import write_arrays
 from canal_mpi.results.inspect import differences
@@ -293,6 +295,23 @@ def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> 
     assert words[11:] == ["--force", "--job", f"{tmp_path}/jobs/a.toml", "--env-servers", "2"]
     again = command_of(a_point("a"), tmp_path, resumes=True)[1:]
     assert again == ["launch", "-n", "1", "--", "train", "--resume", f"{tmp_path}/a"]
+
+
+def test_compare_answers_in_a_sentence_with_a_picture(tmp_path: Path) -> None:
+    points = [madeup_point(tmp_path, name, share=name == "exact") for name in ("none", "exact")]
+    said = answer(tmp_path, points)
+    assert said[0].startswith("Sharing: about the same score (") and "× fewer steps" in said[0]
+    assert said[0].endswith("; one seed: may be luck.")
+    assert (tmp_path / "figures/progress-time.png").is_file()
+    assert said[-1] == f"Report:  {tmp_path / 'report.html'}"
+    assert answer(tmp_path, points[:1])[0].startswith("Table:")  # the other is not finished yet
+
+
+def test_compare_runs_the_same_job_without_sharing_and_with_it(tmp_path: Path) -> None:
+    command = ["compare", "--dry-run", "--out", str(tmp_path / "new")]
+    told = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False).output
+    assert [line.split()[0] for line in told.splitlines()[1:3]] == ["none", "exact"]
+    assert "2 points, 0 finished" in told and not (tmp_path / "new").exists()
 
 
 def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ from canal_mpi.experiments.points import (
     resolved,
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, Host, emulated, is_here, read_hosts, total
-from canal_mpi.report.report import write_report
+from canal_mpi.report.report import Beside, comparison_pictures, write_report
 from canal_mpi.report.statistics import costs
-from canal_mpi.results.compare import Measured, scale_for
+from canal_mpi.results.compare import Measured, compare, scale_for
 from canal_mpi.results.files import file_name, write_whole
 from canal_mpi.settings import Layer
 
@@ -157,12 +157,26 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
         facts |= {name: it.single for name, it in Measured(run, scale).measures().items()}
         rows.append({"name": point.name, **point.settings, "ranks": point.ranks, **facts})
     write_csv(folder / "table.csv", rows)
-    notes = [f"Table:  {folder / 'table.csv'}"]
+    notes = [f"Table:   {folder / 'table.csv'}"]
     try:
         write_report([folder / name for name in runs], folder / "report.html")
-        return [*notes, f"Report: {folder / 'report.html'}"]
+        return [*notes, f"Report:  {folder / 'report.html'}"]
     except UsageError as error:  # runs of other tasks are no comparison, but each is there
         return [*notes, f"No report: {error}"]
+
+
+def answer(folder: Path, points: Sequence[Point]) -> list[str]:
+    """The same, and in one sentence what sharing gained, with its picture."""
+    notes, runs = collect(folder, points), list(finished_runs(folder, points).values())
+    comparison = compare(runs)
+    shares = [group for group in comparison.groups if group.shares]
+    if not shares or comparison.baseline is None:
+        return notes
+    pictures = comparison_pictures(comparison).files(folder / "figures")
+    for path, data in pictures.items():
+        write_whole(path, data)
+    picture = folder / "figures" / "progress-time.png"
+    return [f"Sharing: {Beside(shares[0], comparison.baseline)}.", f"Picture: {picture}", *notes]
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:

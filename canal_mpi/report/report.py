@@ -1,5 +1,6 @@
 """The report of runs: one page with the answers on top, and its figures as files."""
 
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from canal_mpi.results.reader import Run, load
 
 MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
+ADVANTAGE = re.compile(r"TA(_mean)?\((\d+)%\)")  # time advantage, as the literature calls it
 CURVES = (
     "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
     "(circle) or from a lesson (diamond)."
@@ -117,7 +119,8 @@ class Beside:
             for cost in ("steps", "seconds")
         )
         self.score, self.base = (m.mean([end_score(run) for run in x.runs]) for x in (group, base))
-        self.seeds, self.unit = min(map(len, both)), group.runs[0].scale.name
+        self.seeds, scale = min(map(len, both)), group.runs[0].scale.name
+        self.unit = "of the range seen" if scale == "range" else scale
 
     @property
     def tone(self) -> str:
@@ -334,7 +337,13 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, in
     found["steps of training and decisions"] = (m.mean([one["steps"] for one in spent]), -1)
     found["seconds without measuring"] = (m.mean([one["seconds"] for one in spent]), -1)
     found["IQM right after tasks"] = (m.interquartile_mean(group.learnt), +1)
-    return found | {name: (value, 0) for name, value in comparison.versus(group).items()}
+    more = comparison.versus(group).items()
+    return found | {ADVANTAGE.sub(_fewer_steps, name): (value, 0) for name, value in more}
+
+
+def _fewer_steps(advantage: re.Match[str]) -> str:
+    base = "without sharing" if advantage[1] else "of one agent"
+    return f"× fewer steps to {advantage[2]} % of the score {base}"
 
 
 def table_rows(table: Columns, *names: str) -> list[tuple[Any, ...]]:
