@@ -14,7 +14,6 @@ from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.experiments import sweep
 from canal_mpi.experiments.points import INDEX, Point, check_same_job, load_points, name_of, save
 from canal_mpi.experiments.sweep import Axis, Choice
-from canal_mpi.launch.hostfile import Host
 from canal_mpi.results.files import NAME
 
 SMOKE = {"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "rotate"}
@@ -44,8 +43,8 @@ def test_any_setting_is_varied_lists_too() -> None:
 
 
 def test_seeds_are_counted_or_named_and_numbers_of_agents_varied() -> None:
-    assert [c.label for c in sweep.seeds("3", first=5).choices] == ["5", "6", "7"]
-    assert [c.label for c in sweep.seeds("4,7", first=5).choices] == ["4", "7"]
+    assert [c.label for c in sweep.seeds("3", first=5)[1]] == ["5", "6", "7"]
+    assert [c.label for c in sweep.seeds("4,7", first=5)[1]] == ["4", "7"]
     found = [(p.name, p.ranks) for p in points(sweep.agents("2,3"))]
     assert found == [("agents-2", 2), ("agents-3", 3)]
 
@@ -57,11 +56,11 @@ def test_mixes_of_hosts_are_used_or_emulated(tmp_path: Path) -> None:
     played = points(sweep.hostfiles(pattern, emulate=True))
     assert [(p.name, p.ranks, p.servers) for p in played] == [("a", 3, 0), ("b", 3, 1)]
     assert played[0].job.emulate == ("xavier-1", "xavier-1", "nano-1@0.5")
-    assert played[0].hosts == ()
+    assert played[0].hostfile == ""
     with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
         sweep.hostfiles(pattern, emulate=False)
     real = points(sweep.hostfiles(pattern, emulate=False, shared_disk=True))
-    assert [host.name for host in real[0].hosts] == ["xavier-1", "nano-1"]
+    assert real[0].hostfile == str(tmp_path / "a.hosts")
     assert real[0].job.emulate == ()
 
 
@@ -84,7 +83,7 @@ def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
         (lambda: sweep.hostfiles(["/nowhere/*.hosts"], True), "there is no such file"),
         (lambda: points(sweep.varied("learn.rl=1,2")), "did you mean 'learn.lr'"),
         (lambda: points(sweep.varied("learn.lr=1,1")), "name each value once"),
-        (lambda: points(*[Axis(str(k), [Choice("a")] * 99) for k in range(3)]), "at most 10000"),
+        (lambda: points(*[(str(k), [Choice("a")] * 99) for k in range(3)]), "at most 10000"),
     ]
     for make, words in wrong:
         with pytest.raises(UsageError, match=words):
@@ -93,8 +92,8 @@ def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
 
 def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
     few, more = points(sweep.seeds("1", 1)), points(sweep.seeds("2", 1))
-    hosts = (Host("pc", 4), Host("nano-1", 1, is_env_server=True))
-    wide = [replace(point, network="10.0.0.0/24", hosts=hosts, servers=1) for point in few]
+    more_facts: dict[str, Any] = {"network": "10.0.0.0/24", "hostfile": "/a.hosts", "servers": 1}
+    wide = [replace(point, **more_facts) for point in few]
     for kept in (few, more, wide):
         save(tmp_path, "sweep", kept)
         assert load_points(tmp_path, "sweep") == kept
@@ -121,6 +120,7 @@ def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
         {"settings": []},
         {"settings": {"name": "a\n| b |"}},
         {"network": "-x"},
+        {"odd": 1},
     ]
     save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
     facts = json.loads((tmp_path / INDEX).read_text())
@@ -149,7 +149,7 @@ def test_a_damaged_job_file_is_named_and_a_published_one_is_beside_its_run(tmp_p
         with pytest.raises(DamagedData, match=words):
             load_points(tmp_path, "sweep")
     file.unlink()
-    with pytest.raises(DamagedData, match=r"seed-1\.toml can't be read: No such file"):
+    with pytest.raises(DamagedData, match=r"seed-1\.toml is not as .*: .*No such file"):
         load_points(tmp_path, "sweep")
     (tmp_path / "seed-1").mkdir()
     (tmp_path / "seed-1/job.toml").write_text(text)

@@ -20,7 +20,7 @@ from canal_mpi.cli import cli
 from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import Cell
+from canal_mpi.experiments.analysis import Cell, compared, difference, ratio_of
 from canal_mpi.experiments.page import collect, pictures
 from canal_mpi.experiments.points import Point, load_points, save
 from canal_mpi.experiments.study import FILE, Results, find, findings, gather, read
@@ -34,6 +34,7 @@ from canal_mpi.report.statistics import (
     performance_profile,
     times,
 )
+from canal_mpi.results.compare import improvement
 
 DEFINITION = """
 seeds = [1, 2]
@@ -172,15 +173,15 @@ def test_iqm_profile_and_improvement_by_hand() -> None:
         0,
     ]
     # first game: 0.2 beats 0 and ties 0.2, 0.4 beats both; second: 0.3 beats 0.1, ties 0.3 …
-    assert analysis.improvement(high, low)[0] == pytest.approx(3.5 / 4)
-    assert analysis.difference(high, low)[0] == pytest.approx(2.725 - 0.15)
-    assert analysis.score_ratio(mean_score, high, low)[0] == pytest.approx(2.725 / 0.15)
-    assert isnan(analysis.score_ratio(mean_score, high, cell([[-1, 0], [0, 1]]))[0])
+    assert compared(improvement, high, low)[0] == pytest.approx(3.5 / 4)
+    assert compared(difference, high, low)[0] == pytest.approx(2.725 - 0.15)
+    assert compared(ratio_of(mean_score), high, low)[0] == pytest.approx(2.725 / 0.15)
+    assert isnan(compared(ratio_of(mean_score), high, cell([[-1, 0], [0, 1]]))[0])
 
 
 def test_arms_are_compared_on_the_seeds_that_both_have() -> None:
     many, few = cell([[1.0], [5.0], [9.0]]), cell([[6.0]], seeds=(1,))
-    assert analysis.difference(few, many)[0] == 1.0
+    assert compared(difference, few, many)[0] == 1.0
     ours, theirs = analysis.matched(many, few)
     assert ours.seeds == theirs.seeds == (1,) and ours.scores.tolist() == [[5.0]]
 

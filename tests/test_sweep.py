@@ -35,7 +35,6 @@ from canal_mpi.experiments.runner import (
     table,
 )
 from canal_mpi.experiments.sweep import answer
-from canal_mpi.launch.hostfile import Host
 from canal_mpi.results.files import write_arrays
 from canal_mpi.results.inspect import differences
 from canal_mpi.settings import Job
@@ -286,11 +285,10 @@ def test_of_a_finished_point_of_a_study_only_what_a_report_needs_is_kept(
 
 
 def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> None:
-    hosts = (Host("pc"), Host("nano-1", 2, is_env_server=True))
-    point = replace(a_point("a", 3), servers=2, hosts=hosts, network="eth0")
+    point = replace(a_point("a", 3), servers=2, hostfile="/my.hosts", network="eth0")
     save(tmp_path, "sweep", [point])
     words = command_of(point, tmp_path, resumes=False)[1:]
-    assert words[:6] == ["launch", "-n", "3", "--hostfile", f"{tmp_path}/jobs/a.hosts", "--network"]
+    assert words[:6] == ["launch", "-n", "3", "--hostfile", "/my.hosts", "--network"]
     assert words[6:11] == ["eth0", "--", "train", "--out", f"{tmp_path}/a"]
     assert words[11:] == ["--force", "--job", f"{tmp_path}/jobs/a.toml", "--env-servers", "2"]
     again = command_of(a_point("a"), tmp_path, resumes=True)[1:]

@@ -121,23 +121,18 @@ def matched(*cells: Cell) -> list[Cell]:
 
 
 def compared(statistic: Callable[[Array, Array], Any], cell: Cell, base: Cell) -> Interval:
-    """A statistic of the scores of two cells on the seeds that both have."""
+    """A statistic of the scores [seed, task] of two cells on the seeds that both have."""
     return bootstrap(statistic, *(one.scores for one in matched(cell, base)))
 
 
-def improvement(cell: Cell, base: Cell) -> Interval:
-    """Probability that a seed of the arm scores higher than one of the base, mean over tasks."""
-    return compared(compare.improvement, cell, base)
-
-
-def difference(cell: Cell, base: Cell) -> Interval:
+def difference(x: Array, y: Array) -> Any:
     """Difference of the mean scores."""
-    return compared(lambda x, y: mean_score(x) - mean_score(y), cell, base)
+    return mean_score(x) - mean_score(y)
 
 
-def score_ratio(statistic: Callable[[Array], Any], cell: Cell, base: Cell) -> Interval:
-    """A statistic of the scores of an arm over that of another."""
-    return compared(lambda x, y: ratio(statistic(x), statistic(y)), cell, base)
+def ratio_of(statistic: Callable[[Array], Any]) -> Callable[[Array, Array], Any]:
+    """How a statistic of the scores of an arm relates to that of another."""
+    return lambda x, y: ratio(statistic(x), statistic(y))
 
 
 def clearly_lower(cell: Cell, base: Cell) -> Array:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import Cell
+from canal_mpi.experiments.analysis import Cell, compared, difference
 from canal_mpi.experiments.points import Point
 from canal_mpi.experiments.study import FILE, Results, findings, gather, read
 from canal_mpi.experiments.sweep import write_csv
@@ -15,6 +14,7 @@ from canal_mpi.report.drawing import MUTED, Figure, LeftOut, Pictures, styled
 from canal_mpi.report.figures import EVALUATE, Shown
 from canal_mpi.report.report import render
 from canal_mpi.report.statistics import Interval, bootstrap, performance_profile
+from canal_mpi.results.compare import improvement
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.progress import duration
 
@@ -86,7 +86,7 @@ def _certainty(results: Results, full: Sequence[Cell]) -> Iterator[Shown]:
     better = Figure("improvement", "Probability of improvement", words, xlabel="probability, %")
     same = [(cell, other) for cell, other in results.pairs(base) if cell in full]
     beaten = dict.fromkeys([*same, *results.equal_steps()])
-    found = {f"{x.label} > {y.label}": analysis.improvement(x, y) for x, y in beaten}
+    found = {f"{x.label} > {y.label}": compared(improvement, x, y) for x, y in beaten}
     yield _intervals(better, found, 50)
 
 
@@ -101,7 +101,7 @@ def _ablations(results: Results) -> Iterator[Shown]:
     label = f"difference of {results.scale.name}, percentage points"
     carries = Figure("ablations", "Other ways to share", words, xlabel=label)
     others = [(cell, other) for cell, other in results.pairs(main) if cell not in full]
-    yield _intervals(carries, {x.label: analysis.difference(x, y) for x, y in others}, 0)
+    yield _intervals(carries, {x.label: compared(difference, x, y) for x, y in others}, 0)
 
 
 def _times(cells: Sequence[Cell]) -> Iterator[Figure]:

@@ -1,12 +1,13 @@
 """The points of an experiment, and the folder that remembers them.
 
-A point is one run with its whole job. `experiment.json` lists the points, `jobs/` holds their jobs
-and hosts; whatever resumes an experiment checks what it reads.
+A point is one run with its whole job. `experiment.json` lists the points and `jobs/` holds their
+jobs; whatever resumes an experiment checks what it reads.
 """
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from canal_mpi import config
 from canal_mpi.errors import CanalError, DamagedData, UsageError
-from canal_mpi.launch.hostfile import MOST_RANKS, Host, read_hosts
+from canal_mpi.launch.hostfile import MOST_RANKS
 from canal_mpi.rank.plan import plan_of
 from canal_mpi.results.files import NAME, file_name, read_attributes, write_whole
 from canal_mpi.results.reader import Run, load
@@ -32,14 +33,14 @@ PLAIN_AXES = {"arm", "hosts", "topology", "policy"}  # whose values need no name
 
 @dataclass(frozen=True)
 class Point:
-    """One run of an experiment; on `hosts`, or on this machine where there are none."""
+    """One run of an experiment; on the hosts of `hostfile`, or on this machine without one."""
 
     name: str
     job: Job
     ranks: int
     settings: dict[str, str] = field(default_factory=dict)  # axis -> value
     servers: int = 0  # how many of the ranks run environments
-    hosts: tuple[Host, ...] = ()
+    hostfile: str = ""
     network: str = ""  # by which hosts reach each other
 
     @property
@@ -91,14 +92,10 @@ def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
     """Write down what the experiment is."""
     check_points(folder, points)
     for point in points:
-        write_whole(job_file(folder, point), config.to_toml(point.job, explain=True).encode())
-        if point.hosts:
-            lines = [f"{h.name} {h.ranks}{' env-server' * h.is_env_server}" for h in point.hosts]
-            write_whole(job_file(folder, point, "hosts"), "\n".join(lines).encode())
-    entries = [
-        {n: getattr(point, n) for n in ("name", "ranks", "settings", "servers", "network")}
-        for point in points
-    ]
+        write_whole(
+            folder / "jobs" / f"{point.name}.toml", config.to_toml(point.job, explain=True).encode()
+        )
+    entries = [{k: v for k, v in vars(point).items() if k != "job"} for point in points]
     write_whole(folder / INDEX, json.dumps({"kind": kind, "points": entries}, indent=1).encode())
 
 
@@ -111,9 +108,10 @@ def check_points(folder: Path, points: Sequence[Point]) -> None:
         check_same_job(folder / point.name, point)
 
 
-def job_file(folder: Path, point: Point, kind: str = "toml") -> Path:
-    """Where the job of a point is, or its hosts."""
-    return folder / "jobs" / f"{point.name}.{kind}"
+def job_file(folder: Path, name: str) -> Path:
+    """Where the job of a point is; a published experiment has it beside its run.h5 only."""
+    path, beside = folder / "jobs" / f"{name}.toml", folder / name / "job.toml"
+    return beside if beside.is_file() and not path.is_file() else path
 
 
 def has_index(folder: Path, kind: str) -> bool:
@@ -129,58 +127,45 @@ def load_points(folder: Path, kind: str) -> list[Point]:
     """The points of an experiment that was started here before."""
     if not has_index(folder, kind):
         raise UsageError(f"{folder} holds no {kind}: there is no {INDEX} in it.")
-    try:
-        points = [_read(folder, entry) for entry in _index(folder)["points"]]
+    index = _index(folder)
+    with _checking(folder / INDEX):
+        points = [_read(folder, entry) for entry in index["points"]]
         if not 1 <= len(points) <= MAX_POINTS:
             raise ValueError(f"{len(points)} points")
-    except CanalError:
-        raise
-    except Exception as error:  # anybody may have edited it
-        raise _damaged(folder / INDEX, error) from error
     check_names(points)
     return points
 
 
 def _index(folder: Path) -> dict[str, Any]:
-    try:
+    with _checking(folder / INDEX):
         facts: dict[str, Any] = json.loads((folder / INDEX).read_bytes()[:MAX_INDEX_BYTES])
         if facts["kind"] not in KINDS:
             raise ValueError("an unknown kind of experiment")
-    except Exception as error:
-        raise _damaged(folder / INDEX, error) from error
     return facts
 
 
-def _damaged(path: Path, error: Exception) -> DamagedData:
-    words = str(error).rstrip(".") if isinstance(error, CanalError) else repr(error)
-    return DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.")
+@contextmanager
+def _checking(path: Path) -> Iterator[None]:
+    """DamagedData that names the file for whatever goes wrong: anybody may have edited it."""
+    try:
+        yield
+    except DamagedData:
+        raise
+    except Exception as error:
+        words = str(error).rstrip(".") if isinstance(error, CanalError | OSError) else repr(error)
+        raise DamagedData(f"{path} is not as canal-mpi writes it: {words}; {ANEW}.") from error
 
 
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
-    name, ranks, servers = str(entry["name"]), int(entry["ranks"]), int(entry["servers"])
-    settings = {str(axis): str(value) for axis, value in entry["settings"].items()}
-    network = str(entry["network"])
-    if not NAME.fullmatch(name) or not 0 <= servers < ranks <= MOST_RANKS:
-        raise ValueError(f"the point '{name[:80]}' with {ranks} ranks")
-    if not all(map(str.isprintable, [*settings, *settings.values()])) or not NETWORK.fullmatch(
-        network
-    ):
-        raise ValueError(f"the settings or the network of '{name}'")
-    point = Point(name, _read_job(folder, name), ranks, settings, servers, (), network)
-    hosts = job_file(folder, point, "hosts")
-    return replace(point, hosts=tuple(read_hosts(hosts))) if hosts.is_file() else point
-
-
-def _read_job(folder: Path, name: str) -> Job:
-    """The job of a point; a published experiment has it beside its run.h5 only."""
-    path, beside = folder / "jobs" / f"{name}.toml", folder / name / "job.toml"
-    path = beside if beside.is_file() and not path.is_file() else path
-    try:
-        return config.from_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DamagedData(f"{path} can't be read: {error.strerror or error}; {ANEW}.") from error
-    except (CanalError, UnicodeDecodeError) as error:
-        raise _damaged(path, error) from error
+    point = Point(job=Job(), **entry)
+    texts = [point.name, point.hostfile, *point.settings, *point.settings.values()]
+    if not NAME.fullmatch(point.name) or not 0 <= point.servers < point.ranks <= MOST_RANKS:
+        raise ValueError(f"the point '{point.name[:80]}' with {point.ranks} ranks")
+    if not all(map(str.isprintable, texts)) or not NETWORK.fullmatch(point.network):
+        raise ValueError(f"the settings or the network of '{point.name}'")
+    path = job_file(folder, point.name)
+    with _checking(path):
+        return replace(point, job=config.from_toml(path.read_text(encoding="utf-8")))
 
 
 # ── its runs ───────────────────────────────────────────────────────────────────────────────────

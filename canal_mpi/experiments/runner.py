@@ -122,10 +122,10 @@ class PointRun:
 def command_of(point: Point, folder: Path, resumes: bool) -> list[str]:
     """What starts the run of a point, or resumes it; only its own job counts."""
     words = [*program(), "launch", "-n", str(point.ranks)]
-    words += ["--hostfile", str(job_file(folder, point, "hosts"))] if point.hosts else []
+    words += ["--hostfile", point.hostfile] if point.hostfile else []
     words += ["--network", point.network] if point.network else []
     words += ["--", "train", "--resume" if resumes else "--out", str(folder / point.name)]
-    words += [] if resumes else ["--force", "--job", str(job_file(folder, point))]
+    words += [] if resumes else ["--force", "--job", str(job_file(folder, point.name))]
     return [*words, "--env-servers", str(point.servers)] if point.servers else words
 
 
@@ -208,7 +208,7 @@ class Runner:
 
     def _fits(self, run: PointRun) -> bool:
         running = [other.point for other in self.having(RUNNING)]
-        if run.point.hosts or any(point.hosts for point in running):
+        if run.point.hostfile or any(point.hostfile for point in running):
             return False  # other hosts do one thing at a time
         return sum(point.ranks for point in running) + run.point.ranks <= self.slots
 
@@ -320,7 +320,7 @@ def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
         how = "" if taken else ", a guess"
         lines.append(f" {name:<{width}}  {facts}  about {duration(times[name])}{how}")
     left = [(p, times[p.group]) for p in points if p.name not in done]
-    shares = [seconds * (1.0 if p.hosts else min(p.ranks / slots, 1.0)) for p, seconds in left]
+    shares = [seconds * (1.0 if p.hostfile else min(p.ranks / slots, 1.0)) for p, seconds in left]
     total = max(sum(shares), *(seconds for _, seconds in left)) if left else 0.0
     runs = f"{len(points)} points, {len(done)} finished"
     return [*lines, f" {runs} · with {slots} slots about {duration(total)} to go · {folder}"]
@@ -331,4 +331,4 @@ def guess(point: Point) -> float:
     hosts = ["here"] * point.agents
     plan = plan_of(point.job, Path(), "", 0, hosts)
     speeds = [device.speed for device in devices(point.job, hosts)]
-    return Workload(plan).seconds(point.ranks if point.hosts else cores(), speeds)
+    return Workload(plan).seconds(point.ranks if point.hostfile else cores(), speeds)

@@ -12,7 +12,7 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import Cell
+from canal_mpi.experiments.analysis import Cell, compared, ratio_of
 from canal_mpi.experiments.points import Point, check_names, finished_runs, name_of, resolved
 from canal_mpi.experiments.runner import guess
 from canal_mpi.interfaces import Array
@@ -200,7 +200,7 @@ def findings(results: Results) -> Iterator[str]:
 def _higher(tasks: Sequence[str], ours: Cell, theirs: Cell) -> str:
     """How much higher an arm ends at equal total steps, and on which games it is lower."""
     statistics = (mean_score, interquartile_mean)
-    means, iqms = (times(analysis.score_ratio(one, ours, theirs)) for one in statistics)
+    means, iqms = (times(compared(ratio_of(one), ours, theirs)) for one in statistics)
     lower = np.array(tasks)[analysis.clearly_lower(ours, theirs)].tolist()
     total = " and ".join(f"{one.costs['steps'].mean():,.0f}" for one in (ours, theirs))
     return (

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from canal_mpi import config
 from canal_mpi.errors import UsageError
@@ -18,7 +19,7 @@ from canal_mpi.experiments.points import (
     name_of,
     resolved,
 )
-from canal_mpi.launch.hostfile import MOST_RANKS, Host, emulated, is_here, read_hosts, total
+from canal_mpi.launch.hostfile import MOST_RANKS, emulated, is_here, read_hosts, total
 from canal_mpi.report.report import Beside, comparison_pictures, write_report
 from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured, compare, scale_for
@@ -31,42 +32,33 @@ DEFAULT_AGENTS = 5
 
 @dataclass(frozen=True)
 class Choice:
-    """One value of something that is varied, and what it means for a run."""
+    """One value of something that is varied: settings of the job, and facts of the point."""
 
     label: str
     settings: Layer = field(default_factory=dict)
-    ranks: int = 0  # 0: says nothing about it
-    servers: int = 0
-    hosts: tuple[Host, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # ranks, servers, hostfile
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Something that is varied; `name` is its column in tables."""
-
-    name: str
-    choices: Sequence[Choice]
+Axis = tuple[str, Sequence[Choice]]  # something that is varied, by its column in tables
 
 
 def grid(
     axes: Sequence[Axis], flags: Layer, job_file: str | None = None, network: str = ""
 ) -> list[Point]:
     """Every combination of the axes, the last one varying fastest."""
-    count = prod(len(axis.choices) for axis in axes)
+    count = prod(len(choices) for _, choices in axes)
     if count > MAX_POINTS:
         raise UsageError(f"the sweep has {count} points; at most {MAX_POINTS} are possible.")
-    names = [axis.name for axis in axes]
     found = []
-    for choices in itertools.product(*(axis.choices for axis in axes)):
-        layer, ranks, servers, hosts = dict(flags), DEFAULT_AGENTS, 0, tuple[Host, ...]()
+    for choices in itertools.product(*(choices for _, choices in axes)):
+        layer, facts = dict(flags), {"ranks": DEFAULT_AGENTS, "network": network}
         for choice in choices:
             layer |= choice.settings
-            ranks, servers = choice.ranks or ranks, choice.servers or servers
-            hosts = choice.hosts or hosts
+            facts |= choice.facts
         job = resolved(layer, job_file)
-        settings = dict(zip(names, (choice.label for choice in choices), strict=True))
+        settings = {name: one.label for (name, _), one in zip(axes, choices, strict=True)}
         name = name_of(settings) or file_name(job.name)
-        found.append(Point(name, job, ranks, settings, servers, hosts, network))
+        found.append(Point(name, job, settings=settings, **facts))
     check_names(found)
     return found
 
@@ -93,7 +85,7 @@ def agents(text: str) -> Axis:
     found = _numbers(text, 1, MOST_RANKS)
     if not found:
         raise UsageError(f"-n {text[:80]}: expected numbers of agents, as in 5 or 2,3,5.")
-    return Axis("agents", [Choice(str(number), ranks=number) for number in found])
+    return "agents", [Choice(str(number), facts={"ranks": number}) for number in found]
 
 
 def varied(text: str) -> Axis:
@@ -110,7 +102,7 @@ def varied(text: str) -> Axis:
 
 def named(axis: str, key: str, values: Sequence[object]) -> Axis:
     """Values of one setting."""
-    return Axis(axis, [Choice(_label(value), {key: value}) for value in values])
+    return axis, [Choice(_label(value), {key: value}) for value in values]
 
 
 def _label(value: object) -> str:
@@ -125,22 +117,22 @@ def hostfiles(patterns: Sequence[str], emulate: bool, shared_disk: bool = False)
     files = [f for p in paths for f in sorted(Path(p.anchor).glob(str(p.relative_to(p.anchor))))]
     if not files:
         raise UsageError(f"--hostfiles {' '.join(patterns)}: there is no such file.")
-    return Axis("hosts", [_mix(file, emulate, shared_disk) for file in files])
+    return "hosts", [_mix(file, emulate, shared_disk) for file in files]
 
 
 def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     """Rank 0 writes the results, so the first host must be this one, or all share a disk."""
     hosts = read_hosts(file)
-    ranks = (total(hosts), total(hosts, serving=True))
+    facts: dict[str, Any] = {"ranks": total(hosts), "servers": total(hosts, serving=True)}
     if emulate:
-        return Choice(file.stem, {"emulate": emulated(hosts)}, *ranks)
+        return Choice(file.stem, {"emulate": emulated(hosts)}, facts)
     if not shared_disk and not is_here(hosts[0].name):
         raise UsageError(
             f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "
             "give --emulate to play the hosts here, start the sweep on that host, or say "
             "--shared-disk where --out is on a disk that all of them share."
         )
-    return Choice(file.stem, {}, *ranks, tuple(hosts))
+    return Choice(file.stem, {}, facts | {"hostfile": str(file.absolute())})
 
 
 def collect(folder: Path, points: Sequence[Point]) -> list[str]:
