@@ -227,6 +227,7 @@ def test_numbers_are_told_with_their_intervals() -> None:
     assert times((0.5, 0.25, 2.0), "fewer", "more") == "2.0 × more (0.5 to 4.0)"
     assert times((0.5, 0.0, 2.0), "fewer", "more") == "2.0 × more (0.5 to ∞)"
     assert percent((0.031, 0.02, 0.05)) == "3.1 % (2.0 to 5.0)"
+    assert percent((0.031, -0.02, 0.05), "+") == "+3.1 % (−2.0 to +5.0)"
     assert percent(UNKNOWN) == "not known"
 
 
@@ -314,9 +315,13 @@ def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
     assert rest[0] == f"Of its score above random play {forgets}"
     assert rest[1] == "share takes 0 steps for decisions."
     assert rest[2].endswith("2.8 for share at 1,000 and 2.8 for none at 1,000.")
+    assert rest[3].startswith(
+        "replay at 1,000 against share: score −58.0 % in points of HNS, 1.0 ×"
+    )
+    assert rest[3].endswith(" the wall time, 12 % of it waiting.")
     one = [p for p in load_points(there, "study") if p.job.seed == 1]
-    first, *_, last = findings(results_of(there, one))
-    assert "2.0 × fewer steps and" in first and last == "share takes 0 steps for decisions."
+    first, *_, decides, _ = findings(results_of(there, one))
+    assert "2.0 × fewer steps and" in first and decides == "share takes 0 steps for decisions."
 
 
 def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Path) -> None:

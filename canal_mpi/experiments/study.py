@@ -12,7 +12,7 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import Cell, compared, ratio_of
+from canal_mpi.experiments.analysis import Cell, compared, difference, ratio_of
 from canal_mpi.experiments.points import Point, check_names, finished_runs, name_of, resolved
 from canal_mpi.experiments.runner import guess
 from canal_mpi.interfaces import Array
@@ -195,6 +195,15 @@ def findings(results: Results) -> Iterator[str]:
         if cell.arm == results.study.main and len(cell.seeds) > 1:
             points = [f"{100 * one.spread:.1f} for {one.label}" for one in (cell, other)]
             yield f"Spread over seeds (standard deviation, points): {' and '.join(points)}."
+    for cell, other in results.pairs(results.study.main):
+        if cell not in results.full and not isnan((change := compared(difference, cell, other))[0]):
+            ours, theirs = (one.costs for one in analysis.matched(cell, other))
+            slower = float(ours["seconds"].mean() / theirs["seconds"].mean())
+            yield (
+                f"{cell.label} against {other.arm}: score {percent(change, '+')} in points of "
+                f"{results.scale.name}, {slower:.1f} × the wall time, "
+                f"{100 * ours['waiting'].mean():.0f} % of it waiting."
+            )
 
 
 def _higher(tasks: Sequence[str], ours: Cell, theirs: Cell) -> str:

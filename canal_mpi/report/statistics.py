@@ -80,17 +80,17 @@ def times(value: Interval, more: str = "", less: str = "") -> str:
         return times((middle, low, np.where(np.isnan(high), inf, high)), less)
     if more and f"{value[0]:.1f}" == "1.0":
         more = f"the {more.partition(' ')[2]}"  # neither fewer nor more
-    return _worded(value, 1, f" × {more}".rstrip(), 1)
+    return _worded(value, 1, f" × {more}".rstrip())
 
 
-def percent(value: Interval) -> str:
-    """A part with its interval, in percent."""
-    return _worded(value, 100, " %", 1)
+def percent(value: Interval, sign: str = "") -> str:
+    """A part with its interval, in percent; `+` for differences."""
+    return _worded(value, 100, " %", sign)
 
 
-def _worded(value: Interval, factor: float, unit: str, places: int) -> str:
+def _worded(value: Interval, factor: float, unit: str, sign: str = "") -> str:
     middle, low, high = (
-        f"{factor * x:.{places}f}".replace("-", "−") if isfinite(x) else "∞" for x in value
+        f"{factor * x:{sign}.1f}".replace("-", "−") if isfinite(x) else "∞" for x in value
     )
     if isnan(value[0]):
         return "not known"
