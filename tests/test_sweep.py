@@ -279,7 +279,7 @@ def test_of_a_finished_point_of_a_study_only_what_a_report_needs_is_kept(
     fake: dict[str, str], tmp_path: Path
 ) -> None:
     fake["a"] = "works"
-    runner = Runner(tmp_path, [a_point("a")], 1, slim=True)
+    runner = Runner(tmp_path, [a_point("a")], 1, of_study=True)
     runner.run()
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["run.h5"]
 

@@ -1,6 +1,5 @@
 """`canal-mpi compare`, `sweep` and `study`: many runs in one folder. Loads no torch and no MPI."""
 
-import os
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(path_type=Path)
 WITH_RESUME = {"resume", "slots", "report", "max_time", "dry_run"}
-LOW_PRIORITY = 10  # of the processes of a study, as `nice` counts
 RUN_OPTIONS = [
     click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
     click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
@@ -124,7 +122,6 @@ def study(**options: Any) -> None:
         if not options["dry_run"]:
             write_whole(folder / studies.FILE, path.read_bytes())
     chosen = _part(_part(points, "arm", options["arms"]), "seed", options["seeds"])
-    os.nice(LOW_PRIORITY)
     execute("study", folder, points, options, collect, chosen)
 
 
@@ -215,7 +212,7 @@ def execute(
     chosen = points if chosen is None else chosen
     if options["dry_run"]:
         return click.echo("\n".join(runner.dry_run(folder, chosen, slots)))
-    work = runner.Runner(folder, chosen, slots, slim=kind == "study")
+    work = runner.Runner(folder, chosen, slots, of_study=kind == "study")
     if options.get("report"):
         for run in work.runs:
             run.check()

@@ -42,6 +42,7 @@ POLL_SECONDS = 0.2
 RETRY_SECONDS = 10.0  # until a point that another host has is tried again
 WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: by another process
 STOPPED, BROKEN = "stopped", "broken"
+LOW_PRIORITY = "10"  # as `nice` counts
 PUBLISHED = {"run.h5", "job.toml"}  # what a report needs of a run
 
 
@@ -52,7 +53,7 @@ class PointRun:
     point: Point
     folder: Path
     log: Path
-    slim: bool = False  # whether only what a report needs is kept when it is finished
+    of_study: bool = False  # runs at low priority, and only what a report needs is kept
     status: str = WAITING
     reason: str = ""  # why it broke
     seconds: float = 0.0  # since it was started this time
@@ -84,6 +85,7 @@ class PointRun:
         begun = any((self.folder / "checkpoints").glob("agent-*/round-*"))
         self.resumes, self.from_scratch = begun and not self.from_scratch, False
         command = command_of(self.point, folder, self.resumes)
+        command = ["nice", "-n", LOW_PRIORITY, *command] if self.of_study else command
         if setpriv := shutil.which("setpriv"):  # save and stop if this process is killed
             command = [setpriv, "--pdeathsig", "USR1", "--", *command]
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ class PointRun:
             return False
         if status_of(self.folder) == FINISHED:
             self.status = FINISHED
-            keep_published(self.folder) if self.slim else None
+            keep_published(self.folder) if self.of_study else None
         elif stopping or code == Stopped.code:
             self.status = STOPPED
         elif code == DirectoryInUse.code:
@@ -151,11 +153,11 @@ class Runner:
     """Runs points within so many slots; a rank takes one."""
 
     def __init__(
-        self, folder: Path, points: Sequence[Point], slots: int, slim: bool = False
+        self, folder: Path, points: Sequence[Point], slots: int, of_study: bool = False
     ) -> None:
         self.folder, self.slots, self.stop_reason = folder, slots, ""
         logs = folder / "logs"
-        self.runs = [PointRun(p, folder / p.name, logs / f"{p.name}.log", slim) for p in points]
+        self.runs = [PointRun(p, folder / p.name, logs / f"{p.name}.log", of_study) for p in points]
 
     def run(
         self,
