@@ -111,7 +111,6 @@ def test_several_runs_are_set_beside_each_other(tmp_path: Path) -> None:
     } <= {*ids}
     assert len(ids) == len(set(ids))
     assert "no sharing" in text
-    assert 'class="n best"' in text
     assert "<title>share exact against no sharing · canal-mpi" in text
     assert "× fewer steps" in text and "TA" not in re.sub(r"<(pre|script)>.*?</\1>", "", text)
 

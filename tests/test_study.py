@@ -31,7 +31,6 @@ from canal_mpi.report.statistics import (
     bootstrap,
     mean_score,
     percent,
-    performance_profile,
     times,
 )
 from canal_mpi.results.compare import improvement
@@ -164,14 +163,9 @@ def test_intervals_draw_seeds_and_one_seed_tells_none() -> None:
     assert seeds.mean == (2, 2, 2)
 
 
-def test_iqm_profile_and_improvement_by_hand() -> None:
+def test_iqm_and_improvement_by_hand() -> None:
     low, high = cell([[0, 0.1], [0.2, 0.3]]), cell([[0.2, 0.3], [0.4, 10.0]])
     assert high.iqm[0] == pytest.approx(0.35)
-    assert performance_profile(low.scores, np.array([0.05, 0.15, 0.5]))[0].tolist() == [
-        0.75,
-        0.5,
-        0,
-    ]
     # first game: 0.2 beats 0 and ties 0.2, 0.4 beats both; second: 0.3 beats 0.1, ties 0.3 …
     assert compared(improvement, high, low)[0] == pytest.approx(3.5 / 4)
     assert compared(difference, high, low)[0] == pytest.approx(2.725 - 0.15)
@@ -359,6 +353,8 @@ def test_ablations_are_set_beside_the_main_arm(there: Path) -> None:
         figure.key: [text.get_text() for text in figure.axes.get_yticklabels()] for figure in shown
     }
     assert labels["ablations"] == ["replay at 1,000"]
+    profile = next(figure for figure in shown if figure.key == "profile").axes.lines[1]
+    assert profile.get_ydata()[[0, -1]].tolist() == [100, 0]  # all above 0, none above the best
     assert labels["arms-seconds"] == ["share at 1,000", "replay at 1,000"]
     assert labels["improvement"] == [
         "share at 1,000 > none at 1,000",

@@ -13,7 +13,7 @@ from canal_mpi.experiments.sweep import write_csv
 from canal_mpi.report.drawing import MUTED, Figure, LeftOut, Pictures, styled
 from canal_mpi.report.figures import EVALUATE, Shown
 from canal_mpi.report.report import render
-from canal_mpi.report.statistics import Interval, bootstrap, performance_profile
+from canal_mpi.report.statistics import Interval, bootstrap
 from canal_mpi.results.compare import improvement
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.progress import duration
@@ -177,7 +177,12 @@ def _profile(cells: Sequence[Cell], unit: str) -> Shown:
     figure = Figure("profile", title, words, xlabel=f"level of {unit}, %")
     levels = np.linspace(0, max(cell.scores.max() for cell in known), 151)
     for k, cell in enumerate(known):
-        band = [100 * part for part in performance_profile(cell.scores, levels)]
+        band = [
+            100 * part
+            for part in bootstrap(
+                lambda x: (x[..., None] > levels).mean(axis=(-3, -2)), cell.scores
+            )
+        ]
         figure.curve(k, 100 * levels, band, cell.label, marker="")
     figure.axes.set_ylabel("seeds and games above it, %")
     figure.legend()

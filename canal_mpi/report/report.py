@@ -28,6 +28,7 @@ from canal_mpi.results.reader import Run, load
 
 MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
+COMPARED = ("steps", "seconds", "waiting")
 ADVANTAGE = re.compile(r"TA(_mean)?\((\d+)%\)")  # time advantage, as the literature calls it
 CURVES = (
     "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
@@ -313,32 +314,25 @@ def news(run: Run) -> Iterator[tuple[str, str]]:
             yield kind[:80], words[:300]
 
 
-def compared(comparison: Comparison) -> dict[str, tuple[list[float], float]]:
-    """For each measure its mean in each group, and the best of these (NaN: none is)."""
+def compared(comparison: Comparison) -> dict[str, list[float]]:
+    """For each measure its mean in each group."""
     found = [_of_group(comparison, group) for group in comparison.groups]
-    signs = {name: sign for own in found for name, (_, sign) in own.items()}
-    rows: dict[str, tuple[list[float], float]] = {}
-    for name, sign in signs.items():
-        values = [own.get(name, (nan, 0))[0] for own in found]
-        known = {value for value in values if not np.isnan(value)}
-        best = (max(known) if sign > 0 else min(known)) if sign and len(known) > 1 else nan
-        if known:
-            rows[name] = values, best
-    return rows
+    rows = {name: [own.get(name, nan) for own in found] for own in found for name in own}
+    return {name: values for name, values in rows.items() if not np.isnan(values).all()}
 
 
-def _of_group(comparison: Comparison, group: Group) -> dict[str, tuple[float, int]]:
-    """The measures of a group and whether more (+1) or less (-1) is better."""
+def _of_group(comparison: Comparison, group: Group) -> dict[str, float]:
+    """The measures of a group."""
     parts = [run.measures() for run in group.runs]
-    found: dict[str, tuple[float, int]] = {"runs": (len(group.runs), 0)}
-    for name, measure in parts[0].items():
-        found[name] = (m.mean([p[name].single for p in parts]), measure.sign)
+    found = {name: m.mean([part[name].single for part in parts]) for name in parts[0]}
     spent = [costs(run.run) for run in group.runs]
-    found["steps of training and decisions"] = (m.mean([one["steps"] for one in spent]), -1)
-    found["seconds without measuring"] = (m.mean([one["seconds"] for one in spent]), -1)
-    found["IQM right after tasks"] = (m.interquartile_mean(group.learnt), +1)
     more = comparison.versus(group).items()
-    return found | {ADVANTAGE.sub(_fewer_steps, name): (value, 0) for name, value in more}
+    return (
+        {"runs": len(group.runs)}
+        | found
+        | {f"{name} without measuring": m.mean([x[name] for x in spent]) for name in COMPARED}
+        | {ADVANTAGE.sub(_fewer_steps, name): value for name, value in more}
+    )
 
 
 def _fewer_steps(advantage: re.Match[str]) -> str:

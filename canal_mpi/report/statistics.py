@@ -48,11 +48,6 @@ def mean_score(scores: Array) -> Any:
     return scores.mean(axis=(-2, -1))
 
 
-def performance_profile(scores: Array, levels: Array) -> Interval:
-    """The part of seeds and tasks whose score is above each level."""
-    return bootstrap(lambda x: (x[..., None] > levels).mean(axis=(-3, -2)), scores)
-
-
 def busy_seconds(run: Run) -> Array:
     """The seconds of each row of /tasks, measuring left out."""
     return run["tasks"]["seconds"] - run["tasks"]["evaluate_seconds"]
