@@ -177,12 +177,7 @@ def _profile(cells: Sequence[Cell], unit: str) -> Shown:
     figure = Figure("profile", title, words, xlabel=f"level of {unit}, %")
     levels = np.linspace(0, max(cell.scores.max() for cell in known), 151)
     for k, cell in enumerate(known):
-        band = [
-            100 * part
-            for part in bootstrap(
-                lambda x: (x[..., None] > levels).mean(axis=(-3, -2)), cell.scores
-            )
-        ]
+        band = bootstrap(lambda x: 100 * (x[..., None] > levels).mean(axis=(-3, -2)), cell.scores)
         figure.curve(k, 100 * levels, band, cell.label, marker="")
     figure.axes.set_ylabel("seeds and games above it, %")
     figure.legend()
