@@ -266,7 +266,7 @@ def test_a_report_starts_nothing_and_runs_of_other_jobs_are_refused(
     assert (tmp_path / "report.html").is_file()
     with (tmp_path / "table.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == ["a", "c"] and float(rows[0]["seconds"]) == 30
+    assert [row["name"] for row in rows] == ["a", "c"] and float(rows[0]["seconds"]) == 24
     assert not (tmp_path / "logs").exists() and not (tmp_path / "b").exists()
     (tmp_path / "c/run.h5").write_bytes((tmp_path / "a/run.h5").read_bytes())
     with pytest.raises(UsageError, match=r"c is a run of another job \(seed: 0 there, 1 here\)"):
