@@ -51,7 +51,8 @@ def grid(
         raise UsageError(f"the sweep has {count} points; at most {MAX_POINTS} are possible.")
     found = []
     for choices in itertools.product(*(choices for _, choices in axes)):
-        layer, facts = dict(flags), {"ranks": DEFAULT_AGENTS, "network": network}
+        layer = dict(flags)
+        facts: dict[str, Any] = {"ranks": DEFAULT_AGENTS, "network": network}
         for choice in choices:
             layer |= choice.settings
             facts |= choice.facts

@@ -13,6 +13,7 @@ from typing import Any
 from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.interfaces import Columns, Key, Offer, Progress
 from canal_mpi.launcher import Launcher
+from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
