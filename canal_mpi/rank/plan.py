@@ -23,8 +23,9 @@ SLOWEST = 0.05  # speed factor of an emulated host
 
 # Seconds on a core that takes PRODUCT, with the console's RAM and the default network
 PRODUCT = 47e-6  # two matrices of 128 × 128
-STEP = 250e-6  # an agent step without learning
+STEP = 400e-6  # an agent step without learning
 UPDATE = 550e-6  # an update with a batch of 128
+FIXED = 0.4  # part of it that does not depend on the batch
 EVALUATED = 500e-6  # a step of an evaluation
 EPISODE = 1000  # steps of an evaluation episode
 START = 10.0  # until all ranks are there
@@ -264,10 +265,10 @@ class Workload:
 
 def update_seconds(job: Job) -> float:
     """Seconds that an update takes, with those on old tasks that come with it."""
-    sides = (128, *job.learn.widths, 18)
+    sides = (128 * job.task.frame_stack, *job.learn.widths, 18)
     work = sum(a * b for a, b in pairwise(sides)) * job.learn.batch_size
-    usual = (2 * 128 + 128 + 18) * 128 * 128
-    return UPDATE * (0.2 + 0.8 * work / usual) / (1 - job.rehearsal.ratio)
+    usual = (128 * 128 + 128 * 128 + 128 * 18) * 128
+    return UPDATE * (FIXED + (1 - FIXED) * work / usual) / (1 - job.rehearsal.ratio)
 
 
 def core_speed() -> float:
