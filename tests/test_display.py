@@ -16,8 +16,8 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import Launcher
 from canal_mpi.rank import display
-from canal_mpi.rank.display import Display, next_steps, round_words
-from canal_mpi.rank.plan import Device, Plan, Workload
+from canal_mpi.rank.display import Display, greeting, next_steps, round_words
+from canal_mpi.rank.plan import Device, Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Mark
 from canal_mpi.results.progress import duration, progress_lines
@@ -229,6 +229,24 @@ def test_the_workload_tells_what_is_done_and_how_long_it_takes(tmp_path: Path) -
     half = [Progress("training", 1, "Krull", -1, 500, 1000) for _ in range(5)]
     assert 0 < work.done(half) < work.done([Progress("exchanging", 3)] * 5) < 1
     assert work.done([Progress("evaluating", 10, step=20, steps=20)] * 5) == pytest.approx(1)
+
+
+def test_a_run_without_a_job_says_at_the_start_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, job = World(Launcher("mpirun", 0, 5)), config.resolve({}, environ={})
+    world.size = world.agents = 5
+    world.devices, world.host_info = [Device("a")] * 5, [{"host": "a", "cores": "2"}] * 5
+    orders, edges = [list(TEN_GAMES)] * 5, [(a, b) for a in range(5) for b in range(5) if a != b]
+    told = []
+    for speed in (1.0, 0.1):
+        monkeypatch.setattr(display, "core_speed", lambda speed=speed: speed)
+        (line,) = greeting(world, Plan(job, tmp_path, "x", 0, orders, edges), 27 << 20, 0, 0)
+        found = re.search(r"estimated time about ([0-9]+) (min|h)", line)
+        assert found, line
+        told.append(int(found[1]) * {"min": 1, "h": 60}[found[2]])
+    assert 2 <= told[0] <= 60 and told[1] > 5 * told[0]
+    assert 0.01 < core_speed() < 100
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(
