@@ -164,6 +164,9 @@ def test_late_returns_are_those_of_the_last_quarter_of_the_steps() -> None:
     for k in range(12):
         record.step(step([float(k)], [TERMINATED if k not in (3, 4) else 0]))
     assert list(record.late_returns()) == pytest.approx([10.0, 1 / 3**0.5, 3])
+    for _ in range(6):
+        record.step(step([5.0], [0]))
+    assert list(record.late_returns()) == pytest.approx([10.0, 1 / 3**0.5, 3]), "of the second half"
     for _ in range(2):
         record.step(step([5.0], [0]))
     mean, std_error, episodes = record.late_returns()

@@ -27,7 +27,8 @@ def test_exact_takes_nothing_where_nothing_is_offered() -> None:
     assert exact(NEED, []) == []
 
 
-# The first of each list is the best: ties go to the lowest agent, NaN counts as the median.
+# The first of each list is the best: ties go to the later round, then to the lowest agent; NaN
+# counts as the median.
 @pytest.mark.parametrize(
     "offers",
     [
@@ -37,7 +38,7 @@ def test_exact_takes_nothing_where_nothing_is_offered() -> None:
         [offer(1, 0.0), offer(0, nan), offer(2, nan)],
         [offer(2, -1e9), offer(0, nan), offer(1, nan)],
         [offer(0, nan), offer(1, nan), offer(2, nan)],
-        [offer(1, 7.0, round_=2), offer(1, 7.0, round_=3), offer(2, 7.0, round_=1)],
+        [offer(1, 7.0, round_=3), offer(1, 7.0, round_=2), offer(2, 7.0, round_=1)],
         [replace(offer(2, 7.0), episodes=9), replace(offer(0, 7.0), episodes=3), offer(1, nan)],
     ],
 )

@@ -207,10 +207,13 @@ class Recorder:
     def late_returns(self) -> tuple[float, float, int]:
         """Mean return, its standard error, and number of the episodes that tell how good play is.
 
-        They are those that ended in the last quarter of the agent's own steps on the task; with
-        fewer than three of them the mean is unknown (NaN).
+        They are those that ended in the last quarter of the agent's own steps on the task, or where
+        these are fewer than three the last three of the second half; else it is unknown (NaN).
         """
         late = [total for step, total in self._ended if step > LATE * self.env_steps]
+        if len(late) < FEWEST:
+            half = [total for step, total in self._ended if step > 0.5 * self.env_steps]
+            late = half[-FEWEST:]
         if len(late) < FEWEST:
             return nan, 0.0, len(late)
         return float(np.mean(late)), float(np.std(late, ddof=1)) / sqrt(len(late)), len(late)

@@ -56,15 +56,16 @@ def similar(need: Need, offers: Sequence[Offer]) -> list[Offer]:
 def best_first(offers: Sequence[Offer]) -> list[Offer]:
     """Offers by the donors' scores; an unknown score counts as the median of the known ones.
 
-    At equal scores known ones win, then more episodes, then the lowest agent.
+    At equal scores the later round wins, as its donor may have learnt from the earlier ones, then
+    known scores, more episodes, the lowest agent.
     """
     known = [offer.score for offer in offers if not isnan(offer.score)]
     middle = median(known) if known else 0.0
 
-    def rank(offer: Offer) -> tuple[float, bool, int, int, int]:
+    def rank(offer: Offer) -> tuple[float, int, bool, int, int]:
         unknown = isnan(offer.score)
         score = middle if unknown else offer.score
-        return (-score, unknown, -offer.episodes, offer.donor, offer.round)
+        return (-score, -offer.round, unknown, -offer.episodes, offer.donor)
 
     return sorted(offers, key=rank)
 
