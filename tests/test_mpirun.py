@@ -182,6 +182,14 @@ def test_what_a_rank_said_is_not_said_again(capfd: pytest.CaptureFixture[str]) -
     assert ended(capfd, program) == (2, ["canal-mpi: no."])
 
 
+def test_a_rank_that_was_killed_because_it_hung_is_code_76(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = "canal-mpi: rank 0 on vm has not moved for 6 s in training Pong: it hangs."
+    program = f"import sys; print({words!r}, file=sys.stderr); sys.exit(137)"
+    assert ended(capfd, program) == (76, [words])
+
+
 def test_an_output_that_nobody_reads_does_not_hold_up_the_job(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
