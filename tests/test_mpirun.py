@@ -56,16 +56,6 @@ def test_settings_of_the_user_are_left_alone(monkeypatch: pytest.MonkeyPatch) ->
     assert command.env["OMP_NUM_THREADS"] == "4"
 
 
-def test_without_settings_those_of_our_environment_stay_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CANAL_SEED", "7")
-    for mpi in (OPEN, HYDRA):
-        command = build_command(3, TRAIN, HOSTS, mpi=mpi, settings=False)
-        assert "CANAL_SEED" not in str(command) and "CANAL_SEED" not in command.environment()
-        assert "CANAL_SEED" in build_command(3, TRAIN, HOSTS, mpi=mpi).environment()
-
-
 def test_mpich_gets_the_same_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CANAL_SEED", "7")
     argv = build_command(3, TRAIN, HOSTS, mpi=HYDRA, network="eth0").argv

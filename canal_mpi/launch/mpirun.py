@@ -11,14 +11,14 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distributions
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from canal_mpi.errors import UsageError
 from canal_mpi.launch.hostfile import Host, total
@@ -96,7 +96,6 @@ class Command:
 
     argv: list[str]
     env: dict[str, str] = field(default_factory=dict)
-    settings: bool = True  # whether settings of our environment (CANAL_SEED and so on) count too
     hosts: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()  # what every host needs
 
@@ -104,11 +103,6 @@ class Command:
         """As one would type it."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.env.items())]
         return " ".join([*settings, shlex.join(self.argv)])
-
-    def environment(self) -> dict[str, str]:
-        """The whole environment to start it in."""
-        ours = os.environ.items()
-        return {k: v for k, v in ours if self.settings or not k.startswith("CANAL_")} | self.env
 
 
 def build_command(
@@ -119,12 +113,11 @@ def build_command(
     mpi: Mpi | None = None,
     network: str | None = None,
     program_: Sequence[str] = (),
-    settings: bool = True,
 ) -> Command:
     """`canal-mpi ARGUMENTS` (or another program) on so many ranks, on hosts or on this machine.
 
-    `network` is the interface or subnet by which hosts reach each other; without `settings`
-    CANAL_ variables are left out. UsageError says what can't be done.
+    `network` is the interface or subnet by which hosts reach each other. UsageError says what
+    can't be done.
     """
     mpi = mpi or find_mpi()
     trains = arguments[0] == "train"
@@ -136,11 +129,11 @@ def build_command(
     needed = (mpi.mpirun.with_name(HELPERS[mpi.kind]), Path(words[0]))
     there = tuple(str(path) for path in needed if path.exists())
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
-    command = Command([], env, settings, tuple(host.name for host in hosts), there)
-    names = [n for n in command.environment() if n in FORWARDED or n.startswith(PREFIXES)]
+    names = [n for n in os.environ | env if n in FORWARDED or n.startswith(PREFIXES)]
     options = (_open_mpi if mpi.kind == "openmpi" else _mpich)(hosts, sorted(names), network)
     options += ["--with-ft", "ulfm"] if ft else []
-    return replace(command, argv=[str(mpi.mpirun), "-np", str(ranks), *options, *words])
+    argv = [str(mpi.mpirun), "-np", str(ranks), *options, *words]
+    return Command(argv, env, tuple(host.name for host in hosts), there)
 
 
 def _check(ranks: int, hosts: Sequence[Host], ft: bool, mpi: Mpi) -> None:
@@ -228,17 +221,15 @@ def _remove_stale(base: Path) -> None:
                 os.close(lock)
 
 
-def start_process(
-    command: Command, folder: str, out: int | IO[bytes], err: int | IO[bytes]
-) -> Process:
+def start_process(command: Command, folder: str) -> Process:
     """Start a command in a temporary folder; its ranks save and stop if this process is killed."""
     setpriv = shutil.which("setpriv")
     return subprocess.Popen(
         [*([setpriv, "--pdeathsig", "USR1", "--"] if setpriv else []), *command.argv],
-        env=command.environment() | {"TMPDIR": folder},
+        env=os.environ | command.env | {"TMPDIR": folder},
         stdin=subprocess.DEVNULL,
-        stdout=out,
-        stderr=err,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         start_new_session=True,  # no Ctrl-C reaches mpirun, and ssh can't ask for a password
     )
 

@@ -185,9 +185,9 @@ class Supervisor:
 
     def run(self, out: Say, err: Say) -> Ended:
         """Start it, pass on what its ranks print, and wait for its end."""
-        ended, pipe = self._ended, subprocess.PIPE
+        ended = self._ended
         with temporary_folder() as folder, self._signals() if self._say else nullcontext():
-            self._process = process = start_process(self._command, folder, pipe, pipe)
+            self._process = process = start_process(self._command, folder)
             self._pass_on_signal()  # one may have come before
             streams = ((process.stdout, out), (process.stderr, err))
             readers = [Thread(target=self._read, args=pair, daemon=True) for pair in streams]
