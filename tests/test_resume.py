@@ -207,8 +207,7 @@ def test_sigusr1_stops_politely_and_a_resumed_run_ends_the_same(
 def test_after_ctrl_c_under_plain_mpirun_ls_says_stopped_at_once(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi")
     job.send_signal(signal.SIGINT)
-    err = end(job)
-    assert "SIGINT: saving" in err
+    end(job)  # mpirun closes the output of its ranks, and kills them half a second later
     [_, line] = run(["canal-mpi", "ls", str(out)]).out.splitlines()
     assert line.split()[1] == "stopped" and line.split()[-1] == "yes"
     goes_on_to_the_same_end(out, whole, "openmpi")
