@@ -3,7 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from launch import VENVS
+
+settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing
+settings.load_profile("any machine")
 
 
 @pytest.fixture(params=["openmpi", "mpich"])

@@ -60,9 +60,9 @@ def test_the_products_are_those_that_the_loss_needs(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(np, "dot", counted)
     configs = (
-        (LearnConfig(), 3),
-        (LearnConfig(double=False), 2),
-        (LearnConfig(target_update_interval=0), 2),
+        (LearnConfig(batch_size=128), 3),
+        (LearnConfig(batch_size=128, double=False), 2),
+        (LearnConfig(batch_size=128, target_update_interval=0), 2),
     )
     for learn, passes in configs:
         shapes.clear()

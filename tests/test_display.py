@@ -389,6 +389,7 @@ def test_what_to_do_next_names_as_many_agents_as_the_run_had(tmp_path: Path) -> 
     ):
         world = World(Launcher("mpirun", 0, agents) if agents > 1 else None)
         world.size = world.agents = agents
+        world.alive = list(range(agents))
         job = config.resolve({}, environ={})
         plan = Plan(job, tmp_path, "x", 0, [list(job.tasks)] * agents, edges)
         said = next_steps(world, plan, report=True)
