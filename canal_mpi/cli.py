@@ -40,8 +40,10 @@ FLAGS = {  # option of train: its setting and its help
     "--exchange": ("share.exchange", "rounds: in step, reproducible; free: agents never wait."),
     "--sync": ("sync.mode", "On the same task also share parameters: weights or gradients."),
     "--lessons": ("share.lessons", "Offer the lessons of an earlier run too."),
+    "--init": ("init", "Start from the learners of an earlier run's agents."),
     "--envs-per-agent": ("train.num_envs", "Environments that an agent plays at once."),
     "--obs": ("task.obs", "What agents see of Atari games: ram or pixels."),
+    "--track": ("track", "Feed tensorboard, wandb or prometheus while it runs."),
     "--variant": ("task.variant", "fs4 (no-op starts, actions repeated 4 times) or orig."),
 }
 ALIASES = {"--steps": ("--frames",)}

@@ -165,7 +165,8 @@ def checked(key: str, value: Any) -> Any:
     if key == "share.topology":
         parse_topology(value, f"value for {key}")
     elif meta["names"]:
-        check_name(f"value for {key}", value, meta["names"], meta["outside"])
+        for name in value if isinstance(value, tuple) else (value,):
+            check_name(f"value for {key}", name, meta["names"], meta["outside"])
     return value
 
 

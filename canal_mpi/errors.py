@@ -2,8 +2,10 @@
 
 import importlib
 import logging
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 
@@ -94,15 +96,26 @@ def lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
 def import_name(kind: str, path: str) -> Any:
     """Import `module:name`; only for names from the user's own job."""
     module, _, attribute = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, ValueError, TypeError) as error:
-        raise UsageError(f"{kind} '{path}': can't import '{module}': {error}.") from error
-    except AttributeError as error:
-        raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.") from error
+    found = getattr(import_module(module, f"{kind} '{path}'"), attribute, None)
+    if found is None:
+        raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.")
     if not callable(found):
         raise UsageError(f"{kind} '{path}': expected a function or class, not {found!r:.40}.")
     return found
+
+
+def import_module(module: str, whose: str) -> ModuleType:
+    """A module that the user's own job names; what goes wrong inside it is said, with its place."""
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        words = f"{type(error).__name__}: {error}"
+        if isinstance(error, ModuleNotFoundError) and error.name == module:
+            words = f"there is no such module in {Path.cwd()} or among the installed ones"
+        elif not isinstance(error, SyntaxError):  # that one names its place
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            words += f" ({Path(frame.filename).name}, line {frame.lineno})"
+        raise UsageError(f"{whose}: can't import '{module}': {words}.") from error
 
 
 def import_extra(module: str, extra: str) -> Any:
@@ -118,10 +131,18 @@ logger.addHandler(logging.NullHandler())
 logger.propagate = False
 
 
+def close_log() -> None:
+    """Log nowhere from now on."""
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers = [logging.NullHandler()]
+
+
 def log_to_file(path: Path, verbose: bool) -> None:
     """Send this process's log to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    close_log()
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if verbose else logging.INFO)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from canal_mpi.results.progress import digits
 from canal_mpi.results.reader import LIMIT, Run, load
 from canal_mpi.results.store import AGENT, ROWS_LIMIT, TASK, Column
 from canal_mpi.settings import Job
-from canal_mpi.state import random_stream
+from canal_mpi.state import random_stream, strip_prefix
 from canal_mpi.topology import Tag
 
 COLUMNS = {
@@ -70,6 +70,7 @@ class EvaluationRequest:
     save_steps: bool = False
     out: Path | None = None
     trust: bool = False
+    tag: str = "latest"
 
 
 Pair = tuple[int, str]  # agent, task
@@ -77,11 +78,14 @@ Pair = tuple[int, str]  # agent, task
 
 def evaluate(request: EvaluationRequest) -> int:
     """The whole program on one rank; returns its exit code."""
-    return run_guarded(lambda shutdown: _evaluate(shutdown.world, request))
+    return run_guarded(lambda shutdown: evaluate_rank(request, shutdown.world))
 
 
-def _evaluate(world: World, request: EvaluationRequest) -> None:
-    """Agree on the pairs, play this rank's part of them, bring the scores together."""
+def evaluate_rank(request: EvaluationRequest, world: World) -> Columns:
+    """Agree on the pairs, play this rank's part of them, bring the scores together.
+
+    Returns the row of every episode, on rank 0.
+    """
     world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
     plan = world.from_root(lambda: _plan(request))
     job = config.from_toml(plan["job"])
@@ -96,9 +100,10 @@ def _evaluate(world: World, request: EvaluationRequest) -> None:
     mine, beat = shares[world.rank], world.heartbeat.beat
     rows = world.run_on_all(lambda: _play(request, job, run, out, mine, beat))
     messages = world.gather(encode(rows), Tag.ROWS, ROWS_LIMIT)
-    if world.is_root:
-        _write(run, out, [decode(message, ROWS_LIMIT) for message in messages.values()])
+    parts = [decode(message, ROWS_LIMIT) for message in messages.values()]
+    columns = _write(run, out, parts) if world.is_root else {}
     world.finish()
+    return columns
 
 
 def _plan(request: EvaluationRequest) -> dict[str, Any]:
@@ -123,11 +128,11 @@ def _play(
     request: EvaluationRequest, job: Job, run: Path, out: Path, pairs: Sequence[Pair], beat: Beat
 ) -> Columns:
     """This rank's pairs: a row for every episode."""
-    policy = cache(lambda agent: policy_from(checkpoint(run, agent), job, agent))
+    policy = cache(lambda agent: policy_from(checkpoint(run, agent), job, agent, request.tag))
     found = []
     for agent, task in pairs:
         spaces, learner = policy(agent).spaces, policy(agent).learner
-        learner.set_task(task)
+        policy(agent).set_task(task)
         rng = random_stream(job.seed, agent, task, "evaluate-again")
         env = env_maker(job, spaces)(task, "evaluate-again", agent)
         recording = Recording(env, request, Path(f"{out}-agent-{agent}-{file_name(task)}"))
@@ -143,7 +148,7 @@ def _play(
     }
 
 
-def _write(run: Path, out: Path, parts: list[Columns]) -> None:
+def _write(run: Path, out: Path, parts: list[Columns]) -> Columns:
     """Rank 0: one file with every episode, and the table."""
     columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
     order = np.lexsort((columns["episode"], columns["task"], columns["agent"]))
@@ -157,6 +162,7 @@ def _write(run: Path, out: Path, parts: list[Columns]) -> None:
 
     write_whole(Path(f"{out}.h5"), image(fill))
     print("\n".join([*score_lines(columns), f"{out}.h5"]), flush=True)
+    return columns
 
 
 class Recording:
@@ -228,14 +234,24 @@ def score_lines(columns: Columns) -> list[str]:
     return lines
 
 
-@dataclass
+@dataclass(repr=False)
 class Policy:
-    """Acts greedily for any task of the run."""
+    """Acts greedily for any task of the run; `best` has networks that replace the newest ones."""
 
     agent: int
     job: Job
     spaces: Spaces
     learner: Learner
+    best: Columns = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Keep the newest networks where others take their place for some tasks."""
+        copied = {name: column.copy() for name, column in self.learner.state_dict().items()}
+        self._latest, self._task, self._actions = copied if self.best else {}, "", 0
+
+    def __repr__(self) -> str:
+        """One line."""
+        return f"Policy(agent {self.agent} of job {self.job.name}: {', '.join(self.job.tasks)})"
 
     def act(self, task: str, observation: Array) -> int:
         """The action for one observation of a task, given as the environment gives it."""
@@ -245,8 +261,19 @@ class Policy:
         flat = np.asarray(observation, dtype=self.spaces.dtype).reshape(-1)
         full = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
         full.reshape(-1)[: flat.size] = flat
+        self.set_task(task)
+        return int(self.learner.act(full[None])[0]) % self._actions
+
+    def set_task(self, task: str) -> None:
+        """Act for this task from now on."""
+        if task == self._task:
+            return
+        if self._latest:
+            self.learner.load_state_dict(self._latest)
         self.learner.set_task(task)
-        return int(self.learner.act(full[None])[0])
+        if network := strip_prefix(task, self.best):
+            self.learner.set_weights(network)
+        self._task, self._actions = task, common_spaces([task], self.job.task).actions
 
 
 def checkpoint(folder: Path, agent: int) -> Path:
@@ -274,22 +301,31 @@ def job_of(run: Run, trust: bool) -> Job:
     return job
 
 
-def load_policy(run: Run, agent: int, trust: bool = False) -> Policy:
+def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") -> Policy:
     """An agent of a run, able to act."""
     check_known(run, "agent", agent, run.agents)
     job = job_of(run, trust)
     path = checkpoint(run.folder, agent)
     if not path.is_file():
         raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
-    return policy_from(path, job, agent)
+    return policy_from(path, job, agent, tag)
 
 
-def policy_from(path: Path, job: Job, agent: int) -> Policy:
-    """An agent as a file of its learner has it."""
+def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
+    """An agent as a file of its learner has it; `best`: with the networks that scored better."""
+    best: Columns = {}
+    if tag == "best":
+        if not path.with_name("best.h5").is_file():
+            raise UsageError(
+                f"{path.parent} has no best networks: the run evaluated none, or ended early."
+            )
+        best = read_arrays(path.with_name("best.h5"), LIMIT)
+    elif tag != "latest":
+        raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
     spaces = common_spaces(job.tasks, job.task)
     learner = make_learner(job, agent, spaces, job.tasks[0])
     try:
         learner.load_state_dict(read_arrays(path, LIMIT))
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
-    return Policy(agent, job, spaces, learner)
+    return Policy(agent, job, spaces, learner, best)

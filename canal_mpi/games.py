@@ -53,13 +53,9 @@ def human_normalised(task: str, score: float) -> float:
 
 
 def canal(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
-    """The original's seven orders; further agents get seeded permutations."""
-    odd = [task for task in tasks if task not in TEN_GAMES]
-    if odd:
-        raise UsageError(
-            f"order 'canal' knows the ten games only, not {', '.join(odd)}; "
-            "choose --order rotate, random or same."
-        )
+    """The original's seven orders, then seeded permutations; other tasks than its ten: rotated."""
+    if not set(tasks) <= set(TEN_GAMES):
+        return rotate(tasks, agent, seed)
     if agent >= len(CANAL_ORDERS):
         return random(tasks, agent, seed)
     return [TEN_GAMES[k] for k in CANAL_ORDERS[agent] if TEN_GAMES[k] in tasks]
@@ -79,6 +75,17 @@ def rotate(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
 def same(tasks: Sequence[str], agent: int, seed: int) -> list[str]:
     """As listed, for every agent."""
     return list(tasks)
+
+
+def win_return_of(wins: Sequence[str], task: str) -> float:
+    """The mean return at which a task is won, from `task=return`; infinite where none is named."""
+    found = dict(win.rpartition("=")[::2] for win in wins)
+    try:
+        return float(found.get(task, "inf"))
+    except ValueError as error:
+        raise UsageError(
+            f"train.win_return: '{task}={found[task]}': expected a number, as in {task}=18."
+        ) from error
 
 
 Order = Callable[[Sequence[str], int, int], list[str]]

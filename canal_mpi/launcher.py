@@ -2,6 +2,7 @@
 
 import os
 import select
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def terminal() -> str | None:
     if process:
         shown_by = parent if _is_launch(parent) else process  # it passes on what mpirun says
         return _tty(f"/proc/{shown_by}/fd/1")
-    return _tty("/proc/self/fd/1") if detect() is None else None
+    alone = detect() is None and sys.stdout.isatty()  # a notebook's output is no terminal
+    return _tty("/proc/self/fd/1") if alone else None
 
 
 def nobody_reads() -> bool:

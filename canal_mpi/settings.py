@@ -12,6 +12,7 @@ from canal_mpi.topology import graphs
 CLOCKS = ("rounds", "free")
 PACKS = ("auto", "always", "never")
 SYNC_MODES = ("none", "weights", "gradients")
+TRACKERS = ("prometheus", "tensorboard", "wandb")
 
 
 def setting(
@@ -47,6 +48,9 @@ class TrainConfig:
 
     steps: int = setting(20000, "agent steps on each task (not emulator frames)", 1, 10**12)
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
+    win_return: tuple[str, ...] = setting(
+        (), "mean return of 100 episodes that ends a task, as in Pong=18; known: gymnasium's own"
+    )
     num_envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
     speed: float = setting(1.0, "part of full speed that a rank is held to", 0.05, 1)
     log_interval: int = setting(500, "iterations between two rows of /train", 1)
@@ -244,7 +248,9 @@ class Job:
     tasks: tuple[str, ...] = setting(TEN_GAMES, "Atari games or gymnasium ids")
     order: str = setting("canal", "order of each agent's tasks", names=ORDERS, outside=True)
     timeout: float = setting(300.0, "seconds without a heartbeat after which the job ends", 1, 1e6)
+    init: str = setting("", "folder of an earlier run whose agents' learners are the start")
     report: bool = setting(True, "write report.html when the run is over")
+    track: tuple[str, ...] = setting((), "trackers to feed while it runs", names=TRACKERS)
     emulate: tuple[str, ...] = setting((), "hosts to emulate here, as in nano-1@0.25 (its speed)")
     task: TaskConfig = field(default_factory=TaskConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -1,7 +1,8 @@
 """DQN in plain torch: the update that `canal_mpi/learn/dqn.py` computes faster, for one network.
 
-It is also an algorithm of one's own. With this folder on PYTHONPATH:
-    canal-mpi train --job quick --set learn.algorithm=plain_dqn:PlainDQN
+It is also a learner of one's own:
+
+canal-mpi train --job quick --set learn.algorithm=plain_dqn:PlainDQN
 """
 
 from collections.abc import Callable

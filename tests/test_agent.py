@@ -110,6 +110,7 @@ def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
     assert sink.flushed == [1, 2]
     assert set(sink.saved) == {
         ("checkpoints", "learner"),
+        ("checkpoints", "best"),
         ("membuf", "round-01-left"),
         ("membuf", "round-02-right"),
     }

@@ -272,7 +272,7 @@ def test_many_agents_still_fit_on_a_line(tmp_path: Path) -> None:
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = view(tmp_path, verbosity=-1)
     quiet.say("hello")
-    quiet.summarise(0.0)
+    quiet.summarise(0.0, 0.0)
     assert capsys.readouterr().out == ""
 
 

@@ -92,7 +92,7 @@ def test_checking_imports_nothing() -> None:
 
 def test_a_module_that_does_not_exist_is_refused() -> None:
     with pytest.raises(
-        UsageError, match="topology 'no_such_mod:x': can't import 'no_such_mod': No module"
+        UsageError, match="topology 'no_such_mod:x': can't import 'no_such_mod': there is no such"
     ):
         lookup("topology", "no_such_mod:x", TABLE)
 

@@ -106,18 +106,11 @@ def test_the_same_order_is_as_listed_for_everybody() -> None:
     }
 
 
-def test_the_canal_order_refuses_other_tasks_by_name() -> None:
-    with pytest.raises(UsageError) as caught:
-        order_of("canal", ["Krull", "CartPole-v1", "Pong"], 0, 1)
-    assert str(caught.value) == (
-        "order 'canal' knows the ten games only, not CartPole-v1, Pong; "
-        "choose --order rotate, random or same."
-    )
-
-
-def test_the_canal_order_refuses_other_tasks_for_every_agent() -> None:
-    with pytest.raises(UsageError, match="not Pong"):
-        order_of("canal", ["Pong"], 8, 1)
+def test_the_canal_order_rotates_where_there_are_other_tasks() -> None:
+    tasks = ["Krull", "CartPole-v1", "Pong"]
+    for agent in range(9):
+        assert order_of("canal", tasks, agent, 1) == order_of("rotate", tasks, agent, 1)
+    assert order_of("canal", ["Pong"], 8, 1) == ("Pong",)
 
 
 def test_an_unknown_order_suggests_the_closest() -> None:

@@ -157,6 +157,6 @@ def test_a_damaged_job_file_is_named_and_a_published_one_is_beside_its_run(tmp_p
 
 
 def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="order 'canal' knows the ten games only"):
-        save(tmp_path / "new", "sweep", points(sweep.seeds("1", 1), order="canal"))
+    with pytest.raises(UsageError, match="order 'nowhere:order': can't import 'nowhere'"):
+        save(tmp_path / "new", "sweep", points(sweep.seeds("1", 1), order="nowhere:order"))
     assert not (tmp_path / "new").exists()

@@ -1,5 +1,6 @@
 """The life of an agent: run ▸ learn_task ▸ pretrain, play; then remember, share, record."""
 
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from math import exp, floor, isfinite
 from time import perf_counter
@@ -11,6 +12,7 @@ from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.agent.state import NoCheckpoints, TaskProgress, TaskSchedule, agent_state_dict
 from canal_mpi.errors import DamagedData, NotRepeatable, RankFailed, logger
+from canal_mpi.games import win_return_of
 from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
 from canal_mpi.membuf.buffer import observations
 from canal_mpi.membuf.lesson import Lesson
@@ -18,7 +20,7 @@ from canal_mpi.membuf.rehearsal import Rehearsal, with_q_values
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import best_first, hold_out, one_after_another
 from canal_mpi.settings import Job
-from canal_mpi.state import random_stream
+from canal_mpi.state import random_stream, with_prefix
 
 HELD_OUT = (0.05, 1000)  # of the teacher's rows: the part that is held out, and the most of it
 CHECK_INTERVAL = 250  # updates between two measurements of the agreement with the teacher
@@ -136,7 +138,8 @@ class Agent:
         clock.switch("environment")
         env = progress.env = self.envs(self.task, "train", self.number)
         obs = self.first_obs(env, progress)
-        while progress.steps < progress.schedule.steps:
+        enough = win_return_of(self.job.train.win_return, self.task)
+        while progress.steps < progress.schedule.steps and not self.record.has_won(enough):
             self.evaluate_if_due(progress)
             clock.switch("environment")
             actions = self.choose_actions(obs, progress.steps)
@@ -376,23 +379,31 @@ class Agent:
         learnt = [*dict.fromkeys(self.order)]
         self.record.plan(len(everything or "1") * len(self.networks) + len(everything or learnt))
         final, alone = learner.state_dict(), which == "after" and bool(learner.get_weights())
+        right_after: dict[str, tuple[float, Columns]] = {}
         for round_, network in sorted(self.networks.items()):
             task = self.order[round_ - 1]
             learner.set_task(task)
             (learner.set_weights if alone else learner.load_state_dict)(network)
-            self.evaluate_tasks(everything or [task], round_)
+            right_after[task] = self.evaluate_tasks(everything or [task], round_)[task], network
         learner.load_state_dict(final)
-        self.evaluate_tasks(everything or learnt, len(self.order))
+        at_end = self.evaluate_tasks(everything or learnt, len(self.order))
         learner.set_task(self.task)
+        if alone:
+            better = {t: net for t, (score, net) in right_after.items() if score > at_end[t]}
+            kept = [with_prefix(task, network) for task, network in better.items()]
+            self.record.sink.save("checkpoints", "best", dict(ChainMap(*kept)))
 
-    def evaluate_tasks(self, tasks: Sequence[str], after_round: int) -> None:
+    def evaluate_tasks(self, tasks: Sequence[str], after_round: int) -> dict[str, float]:
         """How the agent does on these tasks with the network that its learner has now."""
+        means = {}
         for task in tasks:
             self.learner.set_task(task)
             start = perf_counter()
             found = self.evaluate(task, f"evaluate-{after_round}")
             self.record.evaluated(task, after_round, found, perf_counter() - start)
             self.record.progress.step += 1
+            means[task] = sum(total for total, _ in found) / len(found)
+        return means
 
     def evaluate(self, task: str, purpose: str) -> list[tuple[float, int]]:
         """Return and length of greedy episodes, from random streams of their own."""

@@ -22,6 +22,7 @@ from canal_mpi.launcher import core_wait
 from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 
 OVER = TERMINATED | TRUNCATED
+RECENT = 100  # episodes whose mean return tells how good play is
 LATE = 0.75  # of the own steps: later episodes tell how good an agent became
 FEWEST = 3  # such episodes, or the score is unknown
 PHASES = {  # what time is spent on, and the column of /tasks for it
@@ -202,7 +203,11 @@ class Recorder:
 
     def _recent_return(self) -> float:
         """Mean return of the last 100 episodes."""
-        return float(np.mean([total for _, total in self._ended[-100:]])) if self._ended else nan
+        return float(np.mean([total for _, total in self._ended[-RECENT:]])) if self._ended else nan
+
+    def has_won(self, win_return: float) -> bool:
+        """Whether the last 100 episodes reach a mean return."""
+        return len(self._ended) >= RECENT and self.progress.mean_return >= win_return
 
     def late_returns(self) -> tuple[float, float, int]:
         """Mean return, its standard error, and number of the episodes that tell how good play is.

@@ -11,6 +11,7 @@ from canal_mpi.errors import UsageError
 
 PATH = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
+TAGS = ["best", "latest"]
 FORMATS = ["csv", "parquet", "tensorboard"]
 
 
@@ -142,14 +143,17 @@ def export(run: Path, kind: str, out: Path | None) -> None:
 @click.option("--max-steps", type=click.IntRange(1), help="Of an episode; default: the job's.")
 @click.option("--video", is_flag=True, help="Film the first episode of each pair (extra: video).")
 @click.option("--save-steps", is_flag=True, help="Also save every action, reward and state.")
+@click.option("--tag", type=click.Choice(TAGS), default="latest", help="Which networks play.")
 @click.option("--trust", is_flag=True, help="Import modules that the run's job names.")
 @path_option("--out", "DIR", "Where files go; default: evaluations/ in the run.")
 @click.pass_context
 def evaluate(ctx: click.Context, /, **options: Any) -> None:
     """Let the agents of RUN play again, and print their scores.
 
-    They play as their newest checkpoints have them. Under mpirun the pairs of agent and task are
-    spread over the ranks; the scores are the same on any number of them, and written as HDF5.
+    They play as their newest checkpoints have them, or (--tag best) each task by the network of
+    right after the task where that scored better in the run's evaluations. Under mpirun the pairs
+    of agent and task are spread over the ranks; the scores are the same on any number of them, and
+    written as HDF5.
     """
     from canal_mpi.evaluation import EvaluationRequest, evaluate
 

@@ -1,7 +1,6 @@
 """Tasks: their names, their spaces, and batches of games that play them in this process."""
 
-import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 from typing import Protocol
@@ -12,7 +11,8 @@ import numpy as np
 from canal_mpi.config import with_tasks
 from canal_mpi.envs.atari import AtariGame, atari_games, atari_spaces
 from canal_mpi.envs.gym import GymGame
-from canal_mpi.errors import DamagedData, RankFailed, UsageError, suggestion
+from canal_mpi.errors import DamagedData, RankFailed, UsageError, import_module, suggestion
+from canal_mpi.games import win_return_of
 from canal_mpi.interfaces import (
     TERMINATED,
     TRUNCATED,
@@ -41,9 +41,9 @@ def canonical(name: str) -> str:
     if len(name.encode()) > 64:
         raise UsageError(f"task name '{name[:20]}…' is over 64 bytes long.")
     module, _, short = name.rpartition(":")
+    if module:
+        import_module(module, f"task '{name}'")
     try:
-        if module:
-            importlib.import_module(module)
         gymnasium.spec(short)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         hint = suggestion(game, known()) or ";"
@@ -54,8 +54,28 @@ def canonical(name: str) -> str:
 
 
 def named(job: Job) -> Job:
-    """The job with every task under its one name; refuses unknown tasks."""
-    return with_tasks(job, [canonical(task) for task in job.tasks])
+    """The job with every task under its one name, and its win returns; refuses unknown tasks."""
+    job = with_tasks(job, [canonical(task) for task in job.tasks])
+    return replace(job, train=replace(job.train, win_return=tuple(_win_returns(job))))
+
+
+def _win_returns(job: Job) -> Iterator[str]:
+    """Every `task=return`; `known` stands for those that gymnasium's registry has."""
+    for win in job.train.win_return:
+        task, equals, _ = win.rpartition("=")
+        if win == "known":
+            others = [task for task in job.tasks if task not in atari_games()]
+            limits = {task: gymnasium.spec(task).reward_threshold for task in others}
+            yield from (f"{task}={limit}" for task, limit in limits.items() if limit is not None)
+        elif not equals or canonical(task) not in job.tasks:
+            known = ", ".join(job.tasks)
+            raise UsageError(
+                f"train.win_return: found '{win}'; expected known, or task=return with one of the "
+                f"job's tasks: {known}."
+            )
+        else:
+            win_return_of([win], task)
+            yield f"{canonical(task)}={win.rpartition('=')[2]}"
 
 
 class Game(Protocol):

@@ -1,17 +1,29 @@
-"""Any gymnasium environment with a Box observation and Discrete actions."""
+"""Any gymnasium environment whose observations and actions gymnasium can flatten.
 
-from math import isfinite
+Observations end up as one Box, actions as one Discrete; what can't is refused.
+"""
+
+from functools import partial
+from math import isfinite, prod
 from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.wrappers import FlattenObservation, TransformAction
 
 from canal_mpi.errors import NotRepeatable, RankFailed, UsageError
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, Columns, Spaces
 from canal_mpi.settings import TaskConfig
 from canal_mpi.state import rng_state, set_rng_state
 
+MOST_ACTIONS = 256
 MOST = float(np.finfo(np.float32).max)  # of a number in a buffer
+
+
+def _combination(sizes: Array, first: Array | int, action: int) -> Array:
+    """One of all combinations of several choices, by its number."""
+    return first + np.array(np.unravel_index(action, sizes.ravel())).reshape(sizes.shape)
 
 
 class GymGame:
@@ -21,20 +33,38 @@ class GymGame:
         self.config, self.task = config, task
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.env: Any = gymnasium.make(task, disable_env_checker=True)  # ours is silent
+        self._flatten()
         self.spaces = self._spaces()
         self._start = rng_state(self.rng)
         self._played: list[int] = []  # actions since the start of the episode
         self._seen: Array = np.zeros(0)
         self._zeros = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
 
+    def _flatten(self) -> None:
+        """Dict, Tuple, Discrete … observations as one vector, combined actions as one number."""
+        space, actions = self.env.observation_space, self.env.action_space
+        if not isinstance(space, Box) and space.is_np_flattenable:
+            self.env = FlattenObservation(self.env)
+        if isinstance(actions, MultiDiscrete | MultiBinary):
+            sizes = getattr(actions, "nvec", np.full(actions.shape, 2))
+            first = getattr(actions, "start", 0)
+            one = Discrete(min(prod(sizes.ravel().tolist()), MOST_ACTIONS + 1))
+            split = partial(_combination, sizes, first)
+            self.env = TransformAction(self.env, split, one)
+
     def _spaces(self) -> Spaces:
         box, actions = self.env.observation_space, self.env.action_space
-        if not isinstance(box, gymnasium.spaces.Box):
-            raise UsageError(f"task '{self.task}' observes {box}; a Box is needed.")
-        if not isinstance(actions, gymnasium.spaces.Discrete) or actions.n > 256:
+        if not isinstance(box, Box):
             raise UsageError(
-                f"task '{self.task}' has the actions {actions}; Discrete(n) with n up to 256 "
-                "is needed."
+                f"task '{self.task}' observes {box}, which has no fixed size: wrap the environment "
+                "so that it observes a Box, Dict, Tuple or Discrete."
+            )
+        if not isinstance(actions, Discrete) or actions.n > MOST_ACTIONS:
+            found = self.env.unwrapped.action_space
+            raise UsageError(
+                f"task '{self.task}' has the actions {found}; Discrete, MultiDiscrete or "
+                f"MultiBinary with at most {MOST_ACTIONS} of them in all is needed: wrap the "
+                "environment in one that chooses among fewer."
             )
         dtype = "|u1" if box.dtype == np.uint8 else "<f4"
         return Spaces(tuple(box.shape), dtype, int(actions.n))

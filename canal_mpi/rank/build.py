@@ -16,7 +16,7 @@ from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.envs.client import Channel, RemoteMaker
 from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
 from canal_mpi.envs.wire import LIMIT
-from canal_mpi.errors import lookup
+from canal_mpi.errors import DamagedData, UsageError, lookup
 from canal_mpi.interfaces import (
     Array,
     Beat,
@@ -38,6 +38,7 @@ from canal_mpi.membuf.replay import Replay, Sampler
 from canal_mpi.membuf.selection import POLICIES, play_embedding
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
+from canal_mpi.results.files import read_arrays
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream, seed_integer
 from canal_mpi.topology import Tag
@@ -46,6 +47,7 @@ from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_of
 if TYPE_CHECKING:
     from canal_mpi.topology.transport import MpiPort
 
+LARGEST = 1 << 30  # bytes of a learner
 HEADS = 1 << 16  # what a message takes beside its arrays
 
 
@@ -56,6 +58,24 @@ def make_learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learn
     made.set_task(first_task)
     made.act(np.zeros((1, *spaces.shape), dtype=spaces.dtype))  # what can't work fails here
     return made
+
+
+def load_learner(learner: Learner, job: Job, agent: int) -> None:
+    """What an agent of an earlier run has learnt; agents beyond its own begin again at its first.
+
+    Only the learner is taken: neither rows nor anything that is rehearsed.
+    """
+    found = sorted(Path(job.init).glob("checkpoints/agent-*"), key=lambda one: int(one.name[6:]))
+    path = found[agent % len(found)] / "learner.h5" if found else Path(job.init)
+    if not path.is_file():
+        raise UsageError(f"--init {job.init}: agent {agent} finds no {path} on its host.")
+    try:
+        learner.load_state_dict(read_arrays(path, LARGEST))
+    except (DamagedData, LookupError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"--init {job.init}: what agent {agent} has learnt there does not fit this job's "
+            f"network and observations: {error}."
+        ) from error
 
 
 def recipe(job: Job) -> Recipe:

@@ -4,9 +4,11 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from math import isfinite, nan
 from pathlib import Path
 from time import monotonic, time
@@ -18,7 +20,7 @@ from canal_mpi import __version__
 from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import Progress
-from canal_mpi.launcher import STARTED, nobody_reads, terminal
+from canal_mpi.launcher import nobody_reads, terminal
 from canal_mpi.rank.plan import Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
@@ -216,14 +218,64 @@ class Display:
         self.write_status(status)
         self.event(status, **facts)
 
-    def summarise(self, core: float) -> None:
+    def summarise(self, core: float, started: float) -> None:
         """How well the tasks were learnt, by whom, and where the time went.
 
-        `core` is for how many seconds all agents together waited for a core.
+        `core` is for how many seconds all agents together waited for a core, `started` when the
+        program did.
         """
         run = self.before + self.agents_done - self.began
-        took = Took(self.began - STARTED, run, monotonic() - self.agents_done, core)
+        took = Took(self.began - started, run, monotonic() - self.agents_done, core)
         self.say("\n".join(summary(self.job, self.store, took)))
+
+
+class Trackers:
+    """Processes beside the run that feed trackers; `warn` is told once of each that fails.
+
+    They read the files of the run only: nothing that happens to them can hurt it.
+    """
+
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
+        self.folder, self._warn = folder, warn
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, names: Sequence[str]) -> None:
+        """Start those that can be started."""
+        for name in dict.fromkeys(names):
+            words = ["canal_mpi.trackers", str(self.folder), name]
+            if name == "prometheus":
+                file = str(self.folder / "metrics.prom")
+                words = ["canal_mpi", "watch", str(self.folder), "--prometheus", file]
+            try:
+                with self._log(name).open("wb") as log:
+                    self._processes[name] = subprocess.Popen(
+                        [sys.executable, "-m", *words],
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        process_group=0,
+                    )
+            except OSError as error:
+                self._warn(f"--track {name} can't be started: {error}.")
+
+    def _log(self, name: str) -> Path:
+        return self.folder / "logs" / f"track-{name}.log"
+
+    def check(self, patience: float = 0.0) -> None:
+        """Say it, once, where a process has failed; at the end of a run, wait for them."""
+        deadline = monotonic() + patience
+        for name, process in list(self._processes.items()):
+            with suppress(subprocess.TimeoutExpired):
+                failed = process.wait(max(deadline - monotonic(), 0)) != 0
+                del self._processes[name]
+                if failed:
+                    self._warn(f"--track {name} has failed, the run goes on: {self._why(name)}")
+
+    def _why(self, name: str) -> str:
+        with suppress(OSError):
+            lines = self._log(name).read_text(errors="replace").split("\n")
+            return next((line for line in reversed(lines) if line), "it was killed")
+        return "its log is gone"
 
 
 def round_words(played: int, taught: int, lessons: int, size: int, raw: int) -> str:

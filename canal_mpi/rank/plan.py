@@ -98,6 +98,10 @@ def make_plan(request: Request, hosts: Sequence[str], size: int) -> Plan:
             f"the job emulates hosts on {len(job.emulate)} ranks, but the world has {size}: "
             f"start it with mpirun -np {len(job.emulate)}."
         )
+    if job.init:
+        if not list(Path(job.init).glob("checkpoints/agent-*/learner.h5")):
+            raise UsageError(f"--init {job.init} holds no agents; name the folder of a run.")
+        job = replace(job, init=str(Path(job.init).absolute()))
     if job.share.lessons:
         _check_lessons(job)
         there = str(Path(job.share.lessons).absolute())  # a resume may start elsewhere

@@ -54,6 +54,10 @@ class StopSignals:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup
                 signal.signal(number, self._note)
 
+    def forget(self) -> None:
+        """The run is over, and another one may follow in this process."""
+        self.asked, self._urgent, self._can_wait = "", False, False
+
     def ignore(self) -> None:
         """The end has begun: a launcher that cleans up must not start another one."""
         for number in self.NUMBERS:
@@ -95,8 +99,8 @@ def print_error(message: str) -> None:
 class Shutdown:
     """Ends a run early: in good order where everybody can save, with one line in any case."""
 
-    def __init__(self, world: "World") -> None:
-        self.world = world
+    def __init__(self, world: "World", started: float = STARTED) -> None:
+        self.world, self.started = world, started
         self.hint = ""  # how to resume, once there is something to resume
         self._mark: Callable[[str, str], None] = lambda status, why: None
 
@@ -106,7 +110,7 @@ class Shutdown:
         `mark(status, why)` writes into the files of the run that it is not over.
         """
         self.hint, self._mark = f" To go on: {command}", mark
-        self.world.heartbeat.allow_stop(inf if limit is None else STARTED + limit)
+        self.world.heartbeat.allow_stop(inf if limit is None else self.started + limit)
         stop_signals.defer(self._on_urgent)
 
     def forbid(self) -> None:
@@ -190,7 +194,7 @@ class Shutdown:
         return code
 
 
-def run_guarded(program: Callable[[Shutdown], None], verbosity: int = 0) -> int:
+def run_guarded(program: Callable[[Shutdown], object], verbosity: int = 0) -> int:
     """Run a program on this rank of the world; errors print one line and give an exit code."""
     from canal_mpi.rank.world import World, open_mpi
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from time import monotonic, time
@@ -26,7 +26,7 @@ from canal_mpi.interfaces import Key, Progress
 from canal_mpi.launcher import Throttle
 from canal_mpi.rank import build, recover, resume
 from canal_mpi.rank.collect import Collector
-from canal_mpi.rank.display import Display, greeting, next_steps, resume_command
+from canal_mpi.rank.display import Display, Trackers, greeting, next_steps, resume_command
 from canal_mpi.rank.plan import Plan, Request, check_env_servers, devices, make_plan
 from canal_mpi.rank.resume import ResumePoint
 from canal_mpi.rank.shutdown import CommonError, Shutdown, print_error, run_guarded, stop_signals
@@ -38,16 +38,20 @@ from canal_mpi.results.store import RunInfo, Store, timestamp
 from canal_mpi.topology.exchange import Exchange
 
 REPORT_WITHIN = 300.0  # seconds
+TRACKERS_WITHIN = 60.0
 LIBRARIES = ("numpy", "torch", "gymnasium", "ale-py", "h5py")  # results may depend on them
 
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
-    return run_guarded(partial(_train, request), request.verbosity)
+    return run_guarded(partial(train_rank, request), request.verbosity)
 
 
-def _train(request: Request, shutdown: Shutdown) -> None:
-    """Everything a user can get wrong is found before the first environment is made."""
+def train_rank(request: Request, shutdown: Shutdown) -> Path:
+    """Everything a user can get wrong is found before the first environment is made.
+
+    Returns the folder of the run.
+    """
     world = shutdown.world
     world.set_timeout(START_TIMEOUT)
     world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
@@ -61,7 +65,7 @@ def _train(request: Request, shutdown: Shutdown) -> None:
         if world.is_root:
             print(f"{plan.folder} is finished; more rounds or tasks would go on with it.")
         world.finish()
-        return
+        return plan.folder
     if point and point.gone:
         plan = replace(plan, edges=recover.remaining_edges(world, plan))
     world.agent = plan.first_agent + world.rank
@@ -77,6 +81,7 @@ def _train(request: Request, shutdown: Shutdown) -> None:
         if not (point or shutdown.hint):  # there is nothing to resume
             _leave_nothing(world, directory, log_file)
         raise
+    return plan.folder
 
 
 def _plan(world: World, request: Request, point: ResumePoint | None) -> dict[str, Any]:
@@ -145,6 +150,7 @@ class TrainingRun:
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
         self.core_waited = 0.0  # seconds for which all agents together had no core
+        self.trackers = Trackers(plan.folder, lambda words: print_error(f"warning: {words}"))
         self.display = self._open_results() if self.world.is_root else None
 
     def run(self) -> None:
@@ -166,8 +172,9 @@ class TrainingRun:
                 died = True
         if self.display:
             self.display.end(self.display.store.end)
-            self.display.summarise(self.core_waited)
+            self.display.summarise(self.core_waited, self.shutdown.started)
             world.close()
+            self.trackers.check(TRACKERS_WITHIN)
             self.display.say(next_steps(world, self.plan, self._write_report()))
 
     def _write_report(self) -> bool:
@@ -264,6 +271,8 @@ class TrainingRun:
             raise UsageError(
                 f"not enough memory: {error}; lower replay.buffer_size or learn.widths."
             ) from error
+        if job.init and not self.point:
+            build.load_learner(agent.learner, job, world.agent)
         self._describe(sink, agent.learner)
         link = agent.sharing.link
         assert isinstance(link, Exchange)
@@ -353,6 +362,7 @@ class TrainingRun:
         """Twice a second."""
         if self.display:
             self.display.refresh()
+            self.trackers.check()
         if self.display or self.world.ft:
             sink.write_arrived()
 
@@ -413,6 +423,8 @@ class TrainingRun:
         hosts = [device.host for device in world.devices]
         gone = {"gone": self.point.gone} if self.point else {}
         display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts, **gone)
+        display.write_status("running")
+        self.trackers.start(job.track)
 
     def _mark(self, status: str, why: str) -> None:
         """Let the files say that the run is not over, and why."""
@@ -423,6 +435,9 @@ class TrainingRun:
 
 def library_versions(world: World) -> dict[str, str]:
     """Versions of everything that results may depend on."""
-    found = {name: version(name) for name in LIBRARIES}
+    found = dict[str, str]()
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):  # an mlp on the CPU needs no torch
+            found[name] = version(name)
     found |= {"canal-mpi": canal_mpi.__version__, "python": platform.python_version()}
     return found | ({"mpi": mpi_library()} if world.comm else {})

@@ -75,6 +75,15 @@ def file_name(text: str) -> str:
     return name if NAME.fullmatch(name) else f"x{name}"[:64]
 
 
+_LOCKS: list[int] = []  # of this process
+
+
+def release_locks() -> None:
+    """Let others have the folders of this process's runs; a program's end does the same."""
+    while _LOCKS:
+        os.close(_LOCKS.pop())
+
+
 class RunDirectory:
     """The folder of one run, locked while it is running."""
 
@@ -147,6 +156,7 @@ class RunDirectory:
                 f"{self.path} is in use by another run; wait for it, or name another --out."
             ) from error
         self._lock = lock
+        _LOCKS.append(lock)
 
     def _clear(self) -> None:
         """Remove what a run leaves, and nothing else."""

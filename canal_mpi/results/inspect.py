@@ -261,16 +261,23 @@ def _parquet(name: str, columns: Columns) -> bytes:
 def _tensorboard(run: Run, folder: Path) -> list[Path]:
     """One log per agent: returns, scores and losses over its own iterations and steps."""
     made = []
-    for k, agent in enumerate(run.agents):
+    for agent in run.agents:
         made.append(folder / f"agent-{agent}")
         writer_of = import_extra("tensorboardX", "tensorboard").SummaryWriter
         with writer_of(logdir=str(made[-1])) as writer:
-            for tag, step, value in _scalars(run, k, agent):
-                writer.add_scalar(tag, value, step)
+            for whose, tag, step, value in scalars(run):
+                if whose == agent:
+                    writer.add_scalar(tag, value, step)
     return made
 
 
-def _scalars(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
+def scalars(run: Run) -> Iterator[tuple[int, str, int, float]]:
+    """The curves of a run, point by point: agent, name, step and value."""
+    for k, agent in enumerate(run.agents):
+        yield from ((agent, *point) for point in _scalars_of(run, k, agent))
+
+
+def _scalars_of(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
     sources = (("train", "step", "loss"), ("episodes", "step", "return"))
     for table, step, value in (*sources, ("curve", "env_steps", "score")):
         columns = run[table]
@@ -280,4 +287,4 @@ def _scalars(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
     known = ~np.isnan(run.score[k])
     for after, task in zip(*np.nonzero(known.any(axis=2)), strict=True):
         mean = float(run.score[k, after, task][known[after, task]].mean())
-        yield f"{run.tasks[task]}/evaluation after round", int(after), mean
+        yield f"{run.tasks[task]}/evaluation_after_round", int(after), mean

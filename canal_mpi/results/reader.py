@@ -20,7 +20,7 @@ LIMIT = 1 << 30  # bytes of a file, and of all its arrays together
 COUNTS = ("step", "env_steps", "probe_steps", "updates", "rows", "length")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A run as read from its file."""
 
@@ -32,6 +32,11 @@ class Run:
     tasks: list[str]
     score: Array  # [agent, after_round, task, episode]
 
+    def __repr__(self) -> str:
+        """One line."""
+        agents, tasks = len(self.order), len(self.tasks)
+        return f"Run({str(self.folder)!r}: {self.status}, agents: {agents}, tasks: {tasks})"
+
     def __getitem__(self, table: str) -> Columns:
         """A table as NumPy columns."""
         return self.tables[table]
@@ -40,14 +45,17 @@ class Run:
         """A table as a pandas.DataFrame."""
         return import_extra("pandas", "frames").DataFrame(self.tables[table])
 
-    def policy(self, agent: int | None = None, trust: bool = False) -> "Policy":
+    def policy(
+        self, agent: int | None = None, trust: bool = False, tag: str = "latest"
+    ) -> "Policy":
         """An agent's policy as its newest checkpoint has it: `policy.act(task, observation)`.
 
-        Modules that the run's job names are imported only with `trust`.
+        With the tag `best`, a task is played by the network of right after it where that scored
+        better. Modules that the run's job names are imported only with `trust`.
         """
         from canal_mpi.evaluation import load_policy
 
-        return load_policy(self, self.agents[0] if agent is None else agent, trust)
+        return load_policy(self, self.agents[0] if agent is None else agent, trust, tag)
 
     @property
     def name(self) -> str:
