@@ -21,11 +21,8 @@ from canal_mpi.results.files import (
     RESULTS,
     ROWS_IN_CHUNK,
     RunDirectory,
-    array_image,
-    checked_image,
     file_name,
     image,
-    parse_arrays,
     read_arrays,
     temporary_name,
     write_arrays,
@@ -344,7 +341,7 @@ def undetected(path: Path, places: range) -> list[int]:
         data[place] ^= 1 << place % 8
         spoilt.write_bytes(data)
         try:
-            checked_image(spoilt)
+            read_arrays(spoilt)
             missed.append(place)
         except DamagedData:
             pass
@@ -352,7 +349,7 @@ def undetected(path: Path, places: range) -> list[int]:
 
 
 def test_every_changed_byte_is_found(small: Path) -> None:
-    assert checked_image(small) == small.read_bytes()
+    assert read_arrays(small)["x"].tolist() == list(range(10))
     assert undetected(small, range(small.stat().st_size)) == []
 
 
@@ -362,10 +359,10 @@ def test_every_truncation_is_found(small: Path) -> None:
     for size in {*edges, *range(600, len(whole), 97)}:
         cut.write_bytes(whole[:size])
         with pytest.raises(DamagedData):
-            checked_image(cut)
+            read_arrays(cut)
     cut.write_bytes(whole + b"\0")
     with pytest.raises(DamagedData, match="checksum does not match"):
-        checked_image(cut)
+        read_arrays(cut)
 
 
 def test_a_damaged_file_is_not_opened(small: Path) -> None:
@@ -388,7 +385,7 @@ def test_a_missing_file_is_a_storage_error(tmp_path: Path) -> None:
         read_arrays(tmp_path / "none.h5")
 
 
-def test_plain_arrays_are_read_like_packed_ones() -> None:
+def test_plain_arrays_are_read_like_packed_ones(tmp_path: Path) -> None:
     columns = {
         "a/b/c": np.arange(300, dtype="<i4").reshape(100, 3)[:, ::2],
         "a/none": np.zeros((0, 4), dtype="<f4"),
@@ -397,7 +394,8 @@ def test_plain_arrays_are_read_like_packed_ones() -> None:
         "flag": np.array([True, False]),
     }
     for pack in (True, False):
-        found = parse_arrays(array_image(columns, {"agent": 1}, pack), "it")
+        write_arrays(tmp_path / "a.h5", columns, {"agent": 1}, pack)
+        found = read_arrays(tmp_path / "a.h5")
         assert found.keys() == columns.keys()
         for name, column in columns.items():
             assert found[name].dtype == column.dtype and found[name].shape == column.shape

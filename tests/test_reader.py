@@ -225,7 +225,7 @@ def test_a_dataset_of_an_unknown_name_is_not_read(tmp_path: Path) -> None:
 
     folder = changed(write_run(tmp_path / "a"), unknown)
     assert "colour" not in load(folder)["tasks"]
-    with pytest.raises(DamagedData, match="announces over"):
+    with pytest.raises(DamagedData, match="declares over"):
         differences(folder, folder)
 
 
@@ -242,7 +242,7 @@ def test_a_file_that_unpacks_to_much_is_refused(
             kind = file[f"train/{name}"].dtype
             replaced(f"train/{name}", data=rows.astype(kind), compression="gzip")(file)
 
-    with pytest.raises(DamagedData, match=r"expected at most|announce over"):
+    with pytest.raises(DamagedData, match=r"expected at most|declares over"):
         load(changed(folder, long))
 
 

@@ -20,10 +20,8 @@ from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Found, Mark, folder_of, survey, tidy
 from canal_mpi.results.files import (
     RunDirectory,
-    check_image,
-    checked_image,
-    parse_arrays,
-    parse_attributes,
+    read_arrays,
+    read_attributes,
     read_bytes,
     write_whole,
 )
@@ -124,7 +122,7 @@ def _report(folder: Path) -> dict[str, Any]:
     here = {"files": [asdict(one) for one in found], "damaged": damaged}
     here["gone"] = gone_agents(events(folder))
     try:
-        about = parse_attributes(checked_image(folder / "run.h5"), "run.h5")
+        about = read_attributes(folder / "run.h5")
         facts = [about["run_id"], about["job"], int(about["agents"]), int(about["first_agent"])]
         return here | {"run": facts, "finished": about["status"] in ("finished", "degraded")}
     except (StorageError, DamagedData, KeyError):
@@ -280,30 +278,24 @@ def _check_changes(old: Job, new: Job) -> None:
 
 def fetch_checkpoint(world: World, folder: Path, point: ResumePoint) -> Columns:
     """This agent's checkpoint, from its own disk or from the host that has it."""
-    data = send_checkpoints(world, folder, point)
-    where = f"{folder_of(folder, world.agent)}/{point.marks[world.agent].file}"
-    check_image(data, where)
-    return parse_arrays(data, where)
+    send_checkpoints(world, folder, point)
+    return read_arrays(folder_of(folder, world.agent) / point.marks[world.agent].file)
 
 
-def send_checkpoints(world: World, folder: Path, point: ResumePoint) -> bytes:
-    """Send checkpoints of this host to agents that are elsewhere now; gives this agent its own."""
-    mine, data = -1 if world.is_env_server else world.agent, b""
+def send_checkpoints(world: World, folder: Path, point: ResumePoint) -> None:
+    """Send checkpoints of this host to agents that are elsewhere now; receive this agent's own."""
+    mine = -1 if world.is_env_server else world.agent
     for agent, mark in point.marks.items():
         rank, holder = agent - point.first_agent, point.holders[agent]
         path = folder_of(folder, agent) / mark.file
         if world.hosts[rank] == world.hosts[holder]:
-            data = read_bytes(path) if agent == mine else data
-        elif world.rank == holder:
+            continue
+        if world.rank == holder:
             world.polled.post(read_bytes(path), rank, Tag.FILE)
             world.polled.settle("sending a checkpoint")
         elif agent == mine:
-            data = bytes(
-                world.polled.collect(holder, Tag.FILE, FILE_LIMIT, "receiving a checkpoint")
-            )
-            check_image(data, path.name)
-            write_whole(path, data)
-    return data
+            phase = "receiving a checkpoint"
+            write_whole(path, bytes(world.polled.collect(holder, Tag.FILE, FILE_LIMIT, phase)))
 
 
 def check_num_envs(state: Columns, num_envs: int, agent: int, host: str) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from canal_mpi.errors import DamagedData, Stopped, StorageError, logger
 from canal_mpi.interfaces import Columns
-from canal_mpi.results.files import array_image, checked_image, read_attributes, write_whole
+from canal_mpi.results.files import opened, read_attributes, write_arrays
 from canal_mpi.settings import CheckpointConfig
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
@@ -125,7 +125,7 @@ class Checkpoints:
         columns = state()
         mark = Mark(int(columns["round"][0]), self.save + 1)
         about = self.about | {"kind": "checkpoint", "version": VERSION, "round": mark.round}
-        write_whole(self.folder / mark.file, array_image(columns, about, pack=False))
+        write_arrays(self.folder / mark.file, columns, about, pack=False)
         self.save = mark.save
         self._prune(mark)
         self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
@@ -160,7 +160,8 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
             if path.parts[-3] == "checkpoints":
                 found.append(checked(path))
             else:
-                checked_image(path)
+                with opened(path):
+                    pass
         except (DamagedData, StorageError) as error:
             damaged.append(str(error))
     return found, damaged

@@ -12,12 +12,12 @@ import re
 import shutil
 import socket
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
 from canal_mpi.interfaces import Columns
@@ -30,8 +30,11 @@ MAGIC = b"CANALH5\n"
 ROWS_IN_CHUNK = 16384
 MOST = 1 << 36  # bytes of a file, and of the arrays in it
 OVERHEAD = 1 << 20  # bytes of a file beside its arrays
-RATIO = 1100  # deflate packs 1032 bytes into one at best: no honest file announces more
+FREE, RATIO = 100 << 20, 100  # bytes of arrays that any file may hold, and more per byte of it
+TEXT_FACTOR = 5  # texts take so many times their bytes when they are decoded
 MOST_ATTRIBUTES, MOST_ITEMS, DEEPEST = 1 << 24, 20_000, 8  # bytes, links, groups in groups
+UNREADABLE = (OSError, RuntimeError, LookupError, ValueError, TypeError, MemoryError, zlib.error)
+MOST_TEXTS = 16  # of one attribute: their lengths are known only after they were read
 
 
 class ForeignFile(DamagedData):
@@ -200,40 +203,28 @@ def read_bytes(path: Path, limit: int = MOST) -> bytes:
         return file.read(size)
 
 
-def checked_image(path: Path, limit: int = MOST) -> bytes:
-    """The bytes of a file that `image` made; DamagedData if a single bit differs."""
-    with _regular(path, limit) as (file, size):
-        _verify(file, size, str(path))  # before it takes memory
-        file.seek(0)
-        return file.read(size)
-
-
-def check_image(data: bytes, where: str) -> None:
-    """DamagedData unless these are the bytes that `image` made."""
-    stream = io.BufferedReader(io.BytesIO(data))  # of a BytesIO file_digest takes all, not the rest
-    _verify(stream, len(data), where)
-
-
-def _verify(file: IO[bytes], size: int, where: str) -> None:
-    front = file.read(BLOCK)
-    if front[:8] != MAGIC:
-        raise ForeignFile(f"{where} is not a file of canal-mpi.")
-    length, sha256, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
-    torn = length != size - BLOCK or any(rest)
-    if torn or hashlib.file_digest(file, "sha256").digest() != sha256:  # type: ignore[arg-type]
-        raise DamagedData(f"{where} is damaged: its checksum does not match.")
-
-
 @contextmanager
-def opened(data: bytes, where: str) -> Iterator[Any]:
-    """An h5py.File of these bytes; whatever h5py can't read becomes DamagedData."""
+def opened(path: Path, limit: int = MOST) -> Iterator[Any]:
+    """An h5py.File, its checksum verified; whatever h5py can't read becomes DamagedData."""
     import h5py
 
-    try:
-        with h5py.File(io.BytesIO(data), "r") as file:
-            yield file
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError) as error:
-        raise DamagedData(f"{where} can't be read as HDF5: {error}.") from error
+    with _regular(path, limit) as (file, size):
+        _verify(file, size, path)
+        try:
+            with h5py.File(file, "r") as content:
+                yield content
+        except UNREADABLE as error:
+            raise DamagedData(f"{path} can't be read as HDF5: {error}.") from error
+
+
+def _verify(file: io.BufferedReader, size: int, path: Path) -> None:
+    front = file.read(BLOCK)
+    if front[:8] != MAGIC:
+        raise ForeignFile(f"{path} is not a file of canal-mpi.")
+    length, sha256, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
+    torn = length != size - BLOCK or any(rest)
+    if torn or hashlib.file_digest(file, "sha256").digest() != sha256:
+        raise DamagedData(f"{path} is damaged: its checksum does not match.")
 
 
 Wanted = Callable[[str], bool]
@@ -241,51 +232,55 @@ Wanted = Callable[[str], bool]
 
 def read_arrays(path: Path, limit: int = MOST, wanted: Wanted = lambda name: True) -> Columns:
     """The arrays with wanted names of a file of `write_arrays`; they take at most `limit` bytes."""
-    return parse_arrays(checked_image(path, limit + OVERHEAD), str(path), limit, wanted)
+    with opened(path, limit + OVERHEAD) as file:
+        return arrays_of(file, path, limit, wanted)
 
 
-def parse_arrays(
-    data: bytes, where: str, limit: int = MOST, wanted: Wanted = lambda name: True
+def arrays_of(
+    file: Any, path: Path, limit: int = MOST, wanted: Wanted = lambda name: True
 ) -> Columns:
-    """The arrays in the bytes of a checked file; a right checksum does not make them harmless."""
+    """The arrays of an open file; a right checksum does not make them harmless."""
     import h5py
 
-    found, total, limit = Columns(), 0, min(limit, RATIO * len(data))
-    with opened(data, where) as file:
-        for name, item in contents(file, where).items():
-            if isinstance(item, h5py.Dataset) and wanted(name):
-                if why := flaw(item):
-                    raise DamagedData(f"{where}: '{name}' {why}.")
-                total += item.size * item.dtype.itemsize
-                if total > limit:
-                    raise DamagedData(f"{where} announces over {limit} bytes of arrays.")
-                found[name] = item[()]
-    return found
+    left = limit = min(limit, FREE + RATIO * path.stat().st_size)
+    chosen = {
+        name: item
+        for name, item in contents(file, path).items()
+        if isinstance(item, h5py.Dataset) and wanted(name)
+    }
+    for name, item in chosen.items():
+        if why := _flaw(item):
+            raise DamagedData(f"{path}: '{name}' {why}.")
+        left -= item.size * item.dtype.itemsize * (TEXT_FACTOR if item.dtype.kind == "S" else 1)
+        if left < 0:
+            raise DamagedData(f"{path} declares over {limit} bytes of arrays.")
+    for name, item in chosen.items():
+        _check_packing(item, f"{path}: '{name}'")
+    return {name: item[()] for name, item in chosen.items()}
 
 
-def contents(file: Any, where: str) -> dict[str, Any]:
-    """Every group and dataset of an open file by its path; links are not followed."""
+def contents(file: Any, path: Path) -> dict[str, Any]:
+    """Every group and dataset of an open file by its name; links are not followed."""
     found: dict[str, Any] = {}
 
     def visit(name: str, item: Any) -> None:
         found[name] = item
         if len(found) > MOST_ITEMS or name.count("/") > DEEPEST:
-            raise DamagedData(f"{where} has too many groups, or too deep ones.")
+            raise DamagedData(f"{path} has too many groups, or too deep ones.")
 
     file.visititems(visit)
     return found
 
 
-def flaw(item: Any) -> str:
+def _flaw(item: Any) -> str:
     """Why a dataset may not be read: other files, unknown filters, huge chunks, odd types."""
-    import h5py
+    from h5py import h5z
 
     if item.is_virtual or item.external is not None:
         return "is stored in other files"
     plist = item.id.get_create_plist()
     filters = {plist.get_filter(k)[0] for k in range(plist.get_nfilters())}
-    z = h5py.h5z
-    if not filters <= {z.FILTER_DEFLATE, z.FILTER_SHUFFLE, z.FILTER_FLETCHER32}:
+    if not filters <= {h5z.FILTER_DEFLATE, h5z.FILTER_SHUFFLE}:
         return "is packed in an unknown way"
     if item.dtype.kind not in "biufS":
         return f"has the type {item.dtype}"
@@ -293,28 +288,39 @@ def flaw(item: Any) -> str:
     return "has chunks that are larger than itself" if chunk > max(item.size, BLOCK) else ""
 
 
-def parse_attributes(data: bytes, where: str) -> dict[str, Any]:
-    """The attributes of a file whose checksum was right."""
-    with opened(data, where) as file:
-        return attributes_of(file, where)
+def _check_packing(item: Any, what: str) -> None:
+    """Refuse chunks that would unpack to more than their size: HDF5 itself has no limit."""
+    if not item.compression:
+        return
+    size = prod(item.chunks) * item.dtype.itemsize
+    for k in range(item.id.get_num_chunks()):
+        about = item.id.get_chunk_info(k)
+        if about.size > size + size // 100 + BLOCK:  # what deflate can't pack grows a little
+            raise DamagedData(f"{what} has chunks that are larger than itself.")
+        skipped, packed = item.id.read_direct_chunk(about.chunk_offset)
+        if skipped or len(zlib.decompressobj().decompress(packed, size + 1)) != size:
+            raise DamagedData(f"{what} has chunks that don't unpack to their size.")
 
 
 def read_attributes(path: Path) -> dict[str, Any]:
     """The attributes of a file, its checksum verified."""
-    return parse_attributes(checked_image(path), str(path))
+    with opened(path) as file:
+        return attributes_of(file, path)
 
 
-def attributes_of(item: Any, where: str) -> dict[str, Any]:
+def attributes_of(item: Any, where: Path | str) -> dict[str, Any]:
     """The attributes of an open file or dataset, their sizes checked before they are read."""
     if len(item.attrs) > MOST_ITEMS:
         raise DamagedData(f"{where} has {len(item.attrs)} attributes.")
     left, found = MOST_ATTRIBUTES, {}
     for name in item.attrs:
         about = item.attrs.get_id(name)
-        left -= about.dtype.itemsize * about.get_space().get_simple_extent_npoints()
-        if left < 0:
-            raise DamagedData(f"{where} announces too many bytes of attributes.")
+        count = about.get_space().get_simple_extent_npoints()
+        left -= about.dtype.itemsize * count
+        if left < 0 or (about.dtype.kind == "O" and count > MOST_TEXTS):
+            raise DamagedData(f"{where} declares too many bytes of attributes.")
         found[name] = item.attrs[name]
+        left -= len(found[name]) if isinstance(found[name], str) else 0
     return found
 
 
@@ -333,9 +339,31 @@ def image(fill: Callable[[Any], None]) -> bytes:
     return front.ljust(BLOCK, b"\0") + body
 
 
-def write_arrays(path: Path, columns: Columns, attributes: dict[str, Any]) -> None:
-    """A file of named arrays."""
-    write_whole(path, array_image(columns, attributes))
+def write_arrays(
+    path: Path, columns: Columns, attributes: dict[str, Any], pack: bool = True
+) -> None:
+    """A file of named arrays; unpacked they take a tenth of the time to write."""
+
+    def fill(file: Any) -> None:
+        file.attrs.update(attributes)
+        for name, column in columns.items():
+            write_dataset(file, name, column, pack)
+
+    write_whole(path, image(fill))
+
+
+def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
+    """One array; long ones are packed, in chunks that hold one byte column of many rows."""
+    import h5py
+
+    options: dict[str, Any] = {}
+    if column.dtype.kind == "S":
+        column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
+    if pack and column.ndim and column.size > 64:
+        rows = min(len(column), ROWS_IN_CHUNK)
+        chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
+        options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
+    group.create_dataset(name, data=column, **options).attrs.update(attributes)
 
 
 def digest(columns: Columns) -> str:
@@ -344,59 +372,3 @@ def digest(columns: Columns) -> str:
     for name, column in sorted(columns.items()):
         total.update(f"{name} {column.dtype.str} {column.shape}\n".encode() + column.tobytes())
     return total.hexdigest()
-
-
-def array_image(columns: Columns, attributes: dict[str, Any], pack: bool = True) -> bytes:
-    """The bytes of a file of named arrays; unpacked they take a tenth of the time to write."""
-
-    def fill(file: Any) -> None:
-        file.attrs.update(attributes)
-        for name, column in columns.items():
-            write_dataset(file, name, column, pack)
-
-    return image(fill)
-
-
-@cache
-def _low_level() -> tuple[Any, Any, Any, Any]:
-    """What HDF5's own calls need: scalars, texts, groups made by a path, no times of writing."""
-    import h5py
-
-    groups = h5py.h5p.create(h5py.h5p.LINK_CREATE)
-    groups.set_create_intermediate_group(True)
-    untimed = h5py.h5p.create(h5py.h5p.DATASET_CREATE)  # equal content gives equal bytes
-    untimed.set_obj_track_times(False)
-    texts = h5py.h5t.py_create(h5py.string_dtype("utf-8"), logical=True)
-    return h5py.h5s.create(h5py.h5s.SCALAR), texts, groups, untimed
-
-
-def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
-    """One array; long ones are packed, in chunks that hold one byte column of many rows.
-
-    Others, and texts beside them, are written by HDF5's own calls: h5py's take twice as long.
-    """
-    import h5py
-    import numpy as np
-
-    scalar, texts, groups, untimed = _low_level()
-    if column.dtype.kind == "S":
-        column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
-    if pack and column.ndim and column.size > 64:
-        rows = min(len(column), ROWS_IN_CHUNK)
-        chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
-        options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
-        dataset = group.create_dataset(name, data=column, **options)
-    else:
-        column = np.ascontiguousarray(column).reshape(column.shape)
-        space = h5py.h5s.create_simple(column.shape) if column.ndim else scalar
-        kind = h5py.h5t.py_create(column.dtype, logical=True)
-        made = h5py.h5d.create(group.id, name.encode(), kind, space, untimed, groups)
-        if column.size:
-            made.write(h5py.h5s.ALL, h5py.h5s.ALL, column)
-        dataset = h5py.Dataset(made)
-    for key, value in attributes.items():
-        if isinstance(value, str):
-            mark = h5py.h5a.create(dataset.id, key.encode(), texts, scalar)
-            mark.write(np.array(value, dtype=h5py.string_dtype("utf-8")))
-        else:
-            dataset.attrs[key] = value

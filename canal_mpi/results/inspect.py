@@ -18,13 +18,11 @@ from canal_mpi.interfaces import Array, Columns
 from canal_mpi.results import checkpoint
 from canal_mpi.results.files import (
     attributes_of,
-    checked_image,
     contents,
     digest,
     opened,
-    parse_arrays,
-    parse_attributes,
     read_arrays,
+    read_attributes,
     read_bytes,
     write_whole,
 )
@@ -39,11 +37,11 @@ PARTS = ("evaluations/*.h5", "checkpoints/agent-*/*.h5", "membuf/agent-*/*.h5")
 def tree(path: Path) -> list[str]:
     """The lines that describe a file, or the files of a run."""
     file = run_file(path)
-    with opened(checked_image(file, LIMIT), str(file)) as content:
-        facts = sorted(attributes_of(content, str(file)).items())
+    with opened(file, LIMIT) as content:
+        facts = sorted(attributes_of(content, file).items())
         words = [(name, " ".join(str(value).split())) for name, value in facts]
         lines = [f"  @{name} = {text[:70]}{'…' * (len(text) > 70)}" for name, text in words]
-        lines += [_line(name, item) for name, item in contents(content, str(file)).items()]
+        lines += [_line(name, item) for name, item in contents(content, file).items()]
     for pattern in PARTS if path.is_dir() else ():
         if found := [part for part in sorted(path.glob(pattern)) if part.is_file()]:
             size = sum(part.stat().st_size for part in found)
@@ -84,11 +82,11 @@ def differences(a: Path, b: Path) -> list[str]:
 
 def _content(path: Path) -> dict[str, Any]:
     """Everything in a run.h5 that must be the same for the same seed."""
-    run, file = load(path), run_file(path)
+    run = load(path)
     volatile = {"volatile", *run.attributes.get("volatile", ())}
     facts = {f"@{name}": value for name, value in run.attributes.items() if name not in volatile}
     wanted = lambda name: name not in SCHEMA or not SCHEMA[name].volatile  # noqa: E731
-    return facts | parse_arrays(checked_image(file, LIMIT), str(file), LIMIT, wanted)
+    return facts | read_arrays(run_file(path), LIMIT, wanted)
 
 
 def _other_job(a: Any, b: Any) -> str:
@@ -161,8 +159,7 @@ def verify(path: Path) -> list[str]:
     try:
         if path.suffix != ".h5":
             return _text_trouble(path)
-        data = checked_image(path)
-        about = parse_attributes(data, str(path))
+        about = read_attributes(path)
         kind = about.get("kind")
         if "schema_version" in about:
             load(path)
@@ -172,7 +169,7 @@ def verify(path: Path) -> list[str]:
             return []
         if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
             checkpoint.checked(path)
-        columns = parse_arrays(data, str(path))
+        columns = read_arrays(path)
         return [f"{path}: {words}" for words in _trouble(str(kind), columns)]
     except CanalError as error:
         return [str(error) if str(path) in str(error) else f"{path}: {error}"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, UsageError, import_extra
 from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results.files import checked_image, parse_arrays, parse_attributes
+from canal_mpi.results.files import arrays_of, attributes_of, opened
 from canal_mpi.results.store import ARRAYS, SCHEMA, SCHEMA_VERSION, decoded
 
 if TYPE_CHECKING:
@@ -121,10 +121,10 @@ class Run:
 def load(run: str | Path) -> Run:
     """The tables of a run, from its folder or its run.h5; everything is checked before use."""
     path = run_file(Path(run))
-    data = checked_image(path, LIMIT)
-    facts = parse_attributes(data, str(path))
-    _check_version(path, facts)
-    arrays = parse_arrays(data, str(path), LIMIT, SCHEMA.__contains__)
+    with opened(path, LIMIT) as file:
+        facts = attributes_of(file, path)
+        _check_version(path, facts)
+        arrays = arrays_of(file, path, LIMIT, SCHEMA.__contains__)
     for name, column in SCHEMA.items():
         if name not in arrays:
             raise _bad(path, f"'{name}' is missing")
