@@ -31,6 +31,8 @@ RANDOM_AND_HUMAN: Mapping[str, tuple[float, float]] = {
     "BattleZone": (2360.0, 37187.5),
 }
 
+WHOLE_GAME = 3000  # steps after which most games are over: only then human scores compare
+
 # Each row is the order of one agent, as indices into TEN_GAMES; after two rounds of the first five
 # agents every game has been learnt by somebody.
 CANAL_ORDERS = (

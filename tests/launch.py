@@ -13,7 +13,7 @@ from typing import Any
 
 import h5py
 
-from canal_mpi.results.summary import PARTS
+from canal_mpi.results.store import TIME_PARTS
 
 ROOT = Path(__file__).parent.parent
 VENVS = {"openmpi": ROOT / ".venv", "mpich": ROOT / ".venv-mpich"}
@@ -78,7 +78,7 @@ def check_time_line(out: str) -> None:
     }
     assert abs(sum(parts.values()) - 100) <= 1, line
     assert parts.get("other", 0) < 3, line
-    assert parts.keys() <= {*PARTS, "waiting for a core", "other"}, line
+    assert parts.keys() <= {*TIME_PARTS, "waiting for a core", "other"}, line
 
 
 def columns(run_file: Path, volatile: bool = False) -> dict[str, Any]:

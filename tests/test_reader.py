@@ -17,9 +17,9 @@ import canal_mpi
 from canal_mpi.errors import DamagedData, UsageError, logger
 from canal_mpi.interfaces import Spaces
 from canal_mpi.results import reader
+from canal_mpi.results.checkpoint import earlier_lessons
 from canal_mpi.results.files import image, write_arrays
 from canal_mpi.results.inspect import differences, tree, verify
-from canal_mpi.results.lessons import earlier_lessons
 from canal_mpi.results.reader import load
 
 Change = Callable[[Any], None]

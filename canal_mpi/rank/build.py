@@ -156,7 +156,7 @@ def should_compress(world: World, plan: Plan) -> bool:
 
 def offer_earlier_lessons(world: World, plan: Plan, link: Exchange, agent: Agent) -> int:
     """Offer the lessons of an earlier run, which the root reads; how many there are."""
-    from canal_mpi.results.lessons import earlier_lessons
+    from canal_mpi.results.checkpoint import earlier_lessons
 
     job, share, found, mine = plan.job, plan.job.share, [], []
     if not share.lessons:

@@ -155,7 +155,7 @@ def _device(job: Job, text: str) -> Device:
 
 
 def _check_lessons(job: Job) -> None:
-    from canal_mpi.results.lessons import check_folder
+    from canal_mpi.results.checkpoint import check_folder
 
     if job.share.policy == "none":
         raise UsageError("--lessons and --share none contradict each other; leave one out.")

@@ -14,17 +14,11 @@ from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Comparison, Group, Measured, mix
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
+from canal_mpi.results.store import TIME_PARTS
 
 Shown = Figure | LeftOut
-PARTS = {  # what time is spent on: the columns of /tasks with its seconds, and a colour
-    "environment": (("env_seconds", "probe_seconds"), SERIES[0]),
-    "learning": (("learn_seconds", "pretrain_seconds", "remember_seconds"), SERIES[2]),
-    "evaluation": (("evaluate_seconds",), SERIES[4]),
-    "exchange": (("exchange_seconds",), SERIES[3]),
-    "waiting for agents": (("wait_seconds",), SERIES[1]),
-    "files": (("save_seconds",), SERIES[6]),
-    "other": ((), SERIES[7]),
-}
+TONES = (SERIES[k] for k in (0, 2, 4, 3, 1, 6, 7))
+PARTS = dict(zip((*TIME_PARTS, "other"), TONES, strict=True))  # what time is spent on, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 
 
@@ -35,13 +29,10 @@ def score_name(scale: Scale) -> str:
 
 def seconds_by_part(run: Run) -> Array:
     """[agent, part]: seconds that each agent spent on each of PARTS."""
-    found = np.zeros((len(run.agents), len(PARTS)))
-    for k, agent in enumerate(run.agents):
-        mine = run["tasks"]["agent"] == agent
-        for j, (columns, _) in enumerate(PARTS.values()):
-            found[k, j] = sum(np.nansum(run["tasks"][column][mine]) for column in columns)
-        found[k, -1] = max(np.nansum(run["tasks"]["seconds"][mine]) - found[k].sum(), 0.0)
-    return found
+    tasks = run["tasks"]
+    parts = [sum(np.nan_to_num(tasks[name]) for name in names) for names in TIME_PARTS.values()]
+    parts.append(np.maximum(np.nan_to_num(tasks["seconds"]) - sum(parts), 0.0))
+    return np.stack([np.stack(parts)[:, tasks["agent"] == a].sum(axis=1) for a in run.agents])
 
 
 # ── one run ────────────────────────────────────────────────────────────────────────────────────
@@ -132,7 +123,7 @@ def time_bars(run: Run) -> Shown:
     figure = Figure("time", title, words, 0.6 + 0.24 * len(spent), xlabel="seconds inside tasks")
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
-    for k, (name, (_, colour)) in enumerate(PARTS.items()):
+    for k, (name, colour) in enumerate(PARTS.items()):
         if not spent[:, k].any():
             continue
         figure.axes.barh(rows, spent[:, k], 0.8, starts[:, k], color=colour, label=name)

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from canal_mpi import __version__
+from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
 from canal_mpi.report.drawing import LIGHT, TEMPLATES, Pictures, number, styled
@@ -22,7 +23,6 @@ from canal_mpi.report.statistics import bootstrap, costs, percent, ratio, times
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Comparison, Group, Measured, compare
 from canal_mpi.results.files import file_name, write_whole
-from canal_mpi.results.measures import WHOLE_GAME
 from canal_mpi.results.progress import events
 from canal_mpi.results.reader import Run, load
 

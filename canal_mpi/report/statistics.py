@@ -4,37 +4,16 @@ Agents of one run share what they learnt, so scores of a seed are means over its
 [seed, task] where nothing else is said; what can't be told is NaN.
 """
 
-from collections.abc import Callable
 from math import inf, isfinite, isnan, nan
 from typing import Any
 
 import numpy as np
 
 from canal_mpi.interfaces import Array
+from canal_mpi.results.measures import UNKNOWN as UNKNOWN
+from canal_mpi.results.measures import Interval as Interval
+from canal_mpi.results.measures import bootstrap as bootstrap
 from canal_mpi.results.reader import Run
-
-RESAMPLES = 2000
-Interval = tuple[Any, Any, Any]  # a value with its 95 % interval
-UNKNOWN: Interval = (nan, nan, nan)
-
-
-def bootstrap(statistic: Callable[..., Any], *samples: Array) -> Interval:
-    """A statistic with its 95 % interval: seeds, the first dimension, are drawn anew.
-
-    Samples of as many seeds are of the same seeds. The statistic takes them with or without a
-    dimension of draws in front. With one seed nothing is known of the interval.
-    """
-    counts = [len(sample) for sample in samples]
-    if not all(counts) or any(np.isnan(sample).any() for sample in samples):
-        return UNKNOWN
-    value = statistic(*samples)
-    if min(counts) == 1 or np.isnan(value).all():
-        return value, np.full_like(value, nan)[()], np.full_like(value, nan)[()]
-    rng = np.random.Generator(np.random.PCG64(0))
-    draws = {count: rng.integers(count, size=(RESAMPLES, count)) for count in dict.fromkeys(counts)}
-    found = statistic(*(sample[draws[len(sample)]] for sample in samples))
-    low, high = np.nanpercentile(found, [2.5, 97.5], axis=0, method="nearest")
-    return value, low, high
 
 
 def ratio(part: Any, whole: Any) -> Any:

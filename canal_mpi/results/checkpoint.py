@@ -1,4 +1,5 @@
-"""Checkpoints of one agent: when they are due, which are kept, which are whole.
+"""Files of one agent: its checkpoints (when they are due, which are kept, which are whole), and
+its lessons under `membuf/`.
 
 A checkpoint is named by its round and by how many there were before it. A resumed run starts from
 a round that every agent has (see rank/resume.py), and agents may be one round apart, so the newest
@@ -9,19 +10,30 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from canal_mpi.errors import DamagedData, Stopped, StorageError, logger
-from canal_mpi.interfaces import Columns
-from canal_mpi.results.files import opened, read_attributes, write_arrays
+from canal_mpi.errors import (
+    CanalError,
+    DamagedData,
+    Stopped,
+    StorageError,
+    UsageError,
+    logger,
+)
+from canal_mpi.interfaces import Columns, Offer, Spaces
+from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
+from canal_mpi.results.files import MOST, opened, read_arrays, read_attributes, write_arrays
 from canal_mpi.settings import CheckpointConfig
+from canal_mpi.state import strip_prefix
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
 VERSION = 1
+LESSONS = "membuf/agent-*/*.h5"
+LESSON_ARRAYS = (*ROWS, "donor", "round", "task", "score", "std_error", "episodes", "network")
 SPACING = 40  # between two checkpoints passes at least so many times the time that one takes
 
 State = Callable[[], Columns]
@@ -196,3 +208,53 @@ def tidy(run: Path, chosen: dict[int, Mark]) -> None:
         places = (folder, run / "membuf" / folder.name)
         for path in (*newer, *(rest for place in places for rest in place.glob(".*.new"))):
             path.unlink(missing_ok=True)
+
+
+# ── lessons ────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_folder(run: str) -> None:
+    """UsageError where a folder holds no lessons."""
+    if not any(Path(run).glob(LESSONS)):
+        raise UsageError(
+            f"--lessons {run}: no lessons there; expected the folder of a run, with "
+            "membuf/agent-0/round-01-… in it."
+        )
+
+
+def earlier_lessons(
+    run: str, tasks: tuple[str, ...], spaces: Spaces, limit: int
+) -> list[tuple[Lesson, bytes]]:
+    """The lessons of these tasks, packed and checked; files that fail are left out by name."""
+    found = []
+    for path in sorted(Path(run).glob(LESSONS)):
+        try:
+            lesson, data = read_lesson(path, spaces, limit)
+        except CanalError as error:
+            logger.warning("%s is not offered: %s", path, error)
+            continue
+        if lesson.offer.task in tasks:
+            found.append((lesson, data))
+    return found
+
+
+def read_lesson(
+    path: Path, spaces: Spaces | None = None, limit: int = MOST
+) -> tuple[Lesson, bytes]:
+    """The lesson in a file and its packed bytes, checked as those of a neighbour are.
+
+    Without `spaces` the states may have any shape. Its round is negative: it is of another run.
+    """
+    columns = read_arrays(path, limit, lambda name: name.partition("/")[0] in LESSON_ARRAYS)
+    try:
+        donor, round_ = int(columns["donor"][0]), int(columns["round"][0])
+        task, score = columns["task"][0].decode(), float(columns["score"][0])
+        rows = {name: columns[name] for name in ROWS}
+        spaces = spaces or Spaces(rows["state"].shape[1:], rows["state"].dtype.str, 256)
+        data = pack(donor, -round_, task, rows, strip_prefix("network", columns))
+        std_error, episodes = float(columns["std_error"][0]), int(columns["episodes"][0])
+        offer = Offer(donor, -round_, task, score, len(rows["action"]), len(data))
+        offer = replace(offer, std_error=std_error, episodes=episodes)
+    except (LookupError, ValueError, AttributeError, TypeError, ArithmeticError) as error:
+        raise DamagedData(f"no lesson: {error}") from error
+    return unpack(data, offer, spaces, limit), data

@@ -317,10 +317,11 @@ def attributes_of(item: Any, where: Path | str) -> dict[str, Any]:
         about = item.attrs.get_id(name)
         count = about.get_space().get_simple_extent_npoints()
         left -= about.dtype.itemsize * count
-        if left < 0 or (about.dtype.kind == "O" and count > MOST_TEXTS):
+        if left >= 0 and (about.dtype.kind != "O" or count <= MOST_TEXTS):
+            found[name] = item.attrs[name]
+            left -= len(found[name]) if isinstance(found[name], str) else 0
+        if left < 0 or name not in found:
             raise DamagedData(f"{where} declares too many bytes of attributes.")
-        found[name] = item.attrs[name]
-        left -= len(found[name]) if isinstance(found[name], str) else 0
     return found
 
 

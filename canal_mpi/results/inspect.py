@@ -26,7 +26,6 @@ from canal_mpi.results.files import (
     read_bytes,
     write_whole,
 )
-from canal_mpi.results.lessons import read_lesson
 from canal_mpi.results.progress import clean
 from canal_mpi.results.reader import LIMIT, Run, load, run_file
 from canal_mpi.results.store import SCHEMA, TABLES
@@ -165,7 +164,7 @@ def verify(path: Path) -> list[str]:
             load(path)
             return []
         if "membuf" in (kind, *path.parts[-3:-2]):
-            read_lesson(path)
+            checkpoint.read_lesson(path)
             return []
         if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
             checkpoint.checked(path)

@@ -7,21 +7,21 @@ What the evaluations don't determine is NaN. Measures between runs are in `compa
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import nan
 from typing import Any
 
 import numpy as np
 
-from canal_mpi.games import RANDOM_AND_HUMAN
+from canal_mpi.games import RANDOM_AND_HUMAN, WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 
 # Dimensions of measures: of pairs of tasks both are in the agent's own order.
 BOTH, PAIRS, ROUNDS = ("agent", "task"), ("agent", "i", "j"), ("after_round",)
 WITH_INTERVAL = ("value", "low", "high")
-WHOLE_GAME = 3000  # steps after which most games are over
-
 TRIM = 0.25  # part that the interquartile mean leaves out on each side
 RESAMPLES = 2000
-CHUNK = 100  # samples that are drawn at once
+Interval = tuple[Any, Any, Any]  # a value with its 95 % interval
+UNKNOWN: Interval = (nan, nan, nan)
 
 
 def mean(values: Any) -> float:
@@ -103,21 +103,23 @@ def mean_where(values: Array, counts: Array) -> Any:
     return float(found) if found.ndim == 0 else found
 
 
-def interval(statistic: Callable[..., Any], *groups: Array) -> tuple[float, float]:
-    """95 % interval by a stratified bootstrap: for every task the runs are drawn anew."""
-    rng, found = np.random.Generator(np.random.PCG64(0)), []
-    for _ in range(RESAMPLES // CHUNK):
-        samples = []
-        for group in groups:
-            drawn = rng.integers(len(group), size=(CHUNK, *group.shape))
-            samples.append(group[drawn, np.arange(group.shape[1])])
-        found.append(statistic(*samples))
-    known = np.concatenate(found)
-    known = known[~np.isnan(known)]
-    if not len(known):
-        return float("nan"), float("nan")
-    low, high = np.percentile(known, [2.5, 97.5])
-    return float(low), float(high)
+def bootstrap(statistic: Callable[..., Any], *samples: Array) -> Interval:
+    """A statistic with its 95 % interval: the first dimension (seeds, agents) is drawn anew.
+
+    Samples of as many seeds are of the same seeds. The statistic takes them with or without a
+    dimension of draws in front. With one seed nothing is known of the interval.
+    """
+    counts = [len(sample) for sample in samples]
+    if not all(counts) or any(np.isnan(sample).any() for sample in samples):
+        return UNKNOWN
+    value = statistic(*samples)
+    if min(counts) == 1 or np.isnan(value).all():
+        return value, np.full_like(value, nan)[()], np.full_like(value, nan)[()]
+    rng = np.random.Generator(np.random.PCG64(0))
+    draws = {count: rng.integers(count, size=(RESAMPLES, count)) for count in dict.fromkeys(counts)}
+    found = statistic(*(sample[draws[len(sample)]] for sample in samples))
+    low, high = np.nanpercentile(found, [2.5, 97.5], axis=0, method="nearest")
+    return value, low, high
 
 
 # ── all measures of a run ──────────────────────────────────────────────────────────────────────
@@ -226,16 +228,14 @@ class Evaluations:
         P, when = self.P, self.when
         lost, gained = isolated(P, when)
         at_end, reward = P[:, -1, :], instant_reward(P)
-        known = not np.isnan(at_end).any()
-        spread = interval(interquartile_mean, at_end) if known else (np.nan, np.nan)
-        iqm = np.array([interquartile_mean(at_end) if known else np.nan, *spread])
+        iqm = np.array(bootstrap(interquartile_mean, at_end))
         return {
             "performance/learnt": Measure(self.learnt, "score right after each task", BOTH, +1),
             "performance/average": Measure(
                 at_end.mean(axis=1), "mean score over all tasks at the end", ("agent",), +1
             ),
             "performance/iqm": Measure(
-                iqm, "interquartile mean at the end, 95 % interval", WITH_INTERVAL, +1
+                iqm, "interquartile mean at the end, 95 % bootstrap over agents", WITH_INTERVAL, +1
             ),
             "forgetting/continual_world": Measure(
                 forgetting(P, when), "score just after the task minus score at the end", BOTH, -1

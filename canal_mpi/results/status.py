@@ -1,6 +1,6 @@
 """Runs seen from outside, by their small files alone: which there are and how far they are.
 
-Nothing in these files is trusted: they may be torn, or not ours. numpy and h5py are not loaded.
+Nothing in these files is trusted: they may be torn, or not ours. h5py is not loaded.
 """
 
 import json
@@ -16,6 +16,7 @@ from time import sleep, time
 from typing import Any
 
 from canal_mpi.errors import CanalError, UsageError, import_extra
+from canal_mpi.games import WHOLE_GAME
 from canal_mpi.results.files import read_attributes, write_whole
 from canal_mpi.results.progress import (
     agents_of,
@@ -29,7 +30,6 @@ from canal_mpi.results.progress import (
 
 SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
 SMALL = 1 << 22  # bytes that status.json and the like may have
-WHOLE_GAME = 3000  # evaluation steps that human scores may be compared with
 REFRESH = 1.0  # seconds
 
 

@@ -174,6 +174,15 @@ TABLES: dict[str, dict[str, Column]] = {
     },
 }
 
+TIME_PARTS = {  # what the seconds of /tasks are spent on
+    "environment": ("env_seconds", "probe_seconds"),
+    "learning": ("learn_seconds", "pretrain_seconds", "remember_seconds"),
+    "evaluation": ("evaluate_seconds",),
+    "exchange": ("exchange_seconds",),
+    "waiting for agents": ("wait_seconds",),
+    "start and files": ("save_seconds",),
+}
+
 ARRAYS = {
     "agents/order": Column(TEXT, "tasks of each agent [agent, round - 1]", dims=("agent", "round")),
     "topology/adjacency": Column(

@@ -6,22 +6,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from canal_mpi.games import RANDOM_AND_HUMAN, human_normalised
+from canal_mpi.games import RANDOM_AND_HUMAN, WHOLE_GAME, human_normalised
 from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results.measures import WHOLE_GAME, clearly_above, mean, standard_error
+from canal_mpi.results.measures import clearly_above, mean, standard_error
 from canal_mpi.results.progress import digits, duration
-from canal_mpi.results.store import Store
+from canal_mpi.results.store import TIME_PARTS, Store
 from canal_mpi.settings import Job
 
 RULE = "the mean over agents is above by more than its standard error"
-PARTS = {  # of the agents' time: columns of /tasks
-    "environment": ("env_seconds", "probe_seconds"),
-    "learning": ("learn_seconds", "pretrain_seconds", "remember_seconds"),
-    "evaluation": ("evaluate_seconds",),
-    "exchange": ("exchange_seconds",),
-    "waiting for agents": ("wait_seconds",),
-    "start and files": ("save_seconds",),
-}
 
 
 class Took(NamedTuple):
@@ -139,7 +131,7 @@ def time_parts(
     spent = np.array([tasks["seconds"][tasks["agent"] == agent].sum() for agent in agents])
     parts = {
         name: sum(float(tasks[column][living].sum()) for column in columns)
-        for name, columns in PARTS.items()
+        for name, columns in TIME_PARTS.items()
     }
     waiting, files = parts.pop("waiting for agents"), took.start + took.end
     core = min(took.core, sum(parts.values()))  # whoever works waits for a core, in every phase
