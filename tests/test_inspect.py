@@ -19,7 +19,7 @@ from canal_mpi.cli import cli
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of
-from canal_mpi.results.files import image, read_arrays, write_arrays
+from canal_mpi.results.files import image, read_arrays, read_attributes, write_arrays
 from canal_mpi.results.inspect import differences, export, tree, verify, verify_all
 from canal_mpi.results.store import Store
 from canal_mpi.settings import CheckpointConfig
@@ -75,6 +75,7 @@ def test_files_of_another_run_are_told_though_each_is_whole(tmp_path: Path) -> N
     result = CliRunner().invoke(cli, ["inspect", str(a), "--verify"])
     assert result.exit_code == 1
     assert f"{lesson} is missing" in result.output
+    assert differences(a, a)[0] in result.output
     assert f"{learner} is not the one that this run wrote" in result.output
 
 
@@ -139,11 +140,13 @@ def test_tables_of_sweeps_and_studies_have_columns_of_one_length(tmp_path: Path)
 
 def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path: Path) -> None:
     good = sorted(folder_of(run, 0).glob("round-*"))[-1]
-    odd, about = tmp_path / "agent-0" / good.name, ABOUT | {"kind": "checkpoint", "version": 1}
+    odd, about = tmp_path / "agent-0" / good.name, ABOUT | read_attributes(good)
     columns = read_arrays(good)
     write_arrays(odd, columns, about | {"round": 3})
-    assert "holds agent 0, round 3, version 1" in verify(odd)[0]
-    write_arrays(odd, columns | {"learner/x": np.array([np.inf])}, about | {"round": 1})
+    assert f"holds {Mark(3, int(about['save'])).file} of agent 0" in verify(odd)[0]
+    write_arrays(odd.with_name(Mark(1, 99).file), columns, about)
+    assert f"holds {good.name} of agent 0" in verify(odd.with_name(Mark(1, 99).file))[0]
+    write_arrays(odd, columns | {"learner/x": np.array([np.inf])}, about)
     assert verify(odd) == [f"{odd}: learner/x holds a number that is not finite"]
 
 

@@ -66,6 +66,15 @@ def test_checkpoints_of_an_older_run_in_the_same_folder_don_t_count() -> None:
     assert (choice.run_id, choice.round) == ("2", 1)
 
 
+def test_checkpoints_of_another_run_than_that_of_run_h5_are_left_out_by_name() -> None:
+    own, other = report((0, 1, 1), (1, 1, 1), run_id="1"), report((0, 3, 9), run_id="2")
+    choice = chosen(own | {"run": ["1", TEXT, 2, 0], "finished": False}, other, hosts=["a", "b"])
+    assert (choice.run_id, choice.round) == ("1", 1)
+    assert choice.damaged == [f"{RUN}/checkpoints/agent-0/{Mark(3, 9).file} is of another run."]
+    with pytest.raises(UsageError, match=r"are of different runs \(1, 2\)"):
+        chosen(other | {"run": ["1", TEXT, 2, 0], "finished": False}, hosts=["a"])
+
+
 def test_a_folder_without_a_run_is_refused() -> None:
     with pytest.raises(UsageError, match="no run with a whole checkpoint"):
         chosen({}, hosts=["a"])

@@ -151,7 +151,8 @@ def _all(reports: Reports, kind: str) -> list[Any]:
 def _newest_run(reports: Reports, folder: Path, ranks: int) -> tuple[str, str, int, int]:
     """The id, the job, the number of agents and the first agent of the run in a folder."""
     if found := _found(reports):
-        newest = max((one for _, one in found), key=lambda one: (one.run_id, one.mark))
+        own = [one for _, one in found if one.run_id in _ids(reports)] or [one for _, one in found]
+        newest = max(own, key=lambda one: (one.run_id, one.mark))
         return newest.run_id, newest.job, newest.agents, newest.first_agent
     for report in reports.values():
         if "run" in report:
@@ -164,6 +165,11 @@ def _newest_run(reports: Reports, folder: Path, ranks: int) -> tuple[str, str, i
     damaged = _all(reports, "damaged")
     also = f" ({damaged[0]})" if damaged else ""
     raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
+
+
+def _ids(reports: Reports) -> set[str]:
+    """The runs whose run.h5 is on one of the hosts."""
+    return {report["run"][0] for report in reports.values() if "run" in report}
 
 
 def who_is_gone(reports: Reports, request: Request, ranks: int) -> tuple[int, list[Fault]]:
@@ -196,10 +202,20 @@ def choose(
     done = any(report["finished"] for report in same) and not restarted
     if not found:
         return ResumePoint(*facts, damaged=damaged, finished=done, gone=[*gone])
+    damaged += [
+        f"{folder_of(folder, one.agent) / one.mark.file} is of another run."
+        for _, one in found
+        if one.run_id > run_id
+    ]
     found = [(rank, one) for rank, one in found if one.run_id == run_id]
     agents = [agent for agent in range(first, first + size) if agent not in left]
     free = config.from_toml(job).share.free
     round_, marks, holders = _newest_common(found, agents, free, hosts)
+    if not round_ and _ids(reports) and run_id not in _ids(reports):
+        raise UsageError(
+            f"--resume {folder}: its run.h5 and its checkpoints are of different runs "
+            f"({max(_ids(reports))}, {run_id}), and the checkpoints are not those of all agents."
+        )
     if restarted and not round_:
         raise UsageError(
             f"--resume {folder}: agent {', '.join(map(str, sorted(restarted)))} died, and the "

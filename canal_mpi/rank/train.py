@@ -61,6 +61,8 @@ def train_rank(request: Request, shutdown: Shutdown) -> Path:
         world.run_on_all(lambda: recover.check_ft(world.launcher))
     directory, point = resume.open_run(world, request) if request.resume else (None, None)
     plan = Plan.from_dict(world.from_root(lambda: _plan(world, request, point)))
+    for flaw in point.damaged if point and world.is_root else ():
+        print_error(f"warning: {flaw} The run is resumed without it.")
     if point and point.nothing_is_left(plan):
         if world.is_root:
             print(f"{plan.folder} is finished; more rounds or tasks would go on with it.")
@@ -97,8 +99,6 @@ def _prepare_folder(
     """The run directory on rank 0; on every host, no checkpoints but those to resume from."""
     if point:
         resume.clean_up(world, plan.folder, point)
-        for flaw in point.damaged if world.is_root else ():
-            print_error(f"warning: {flaw} The run is resumed without it.")
     elif world.is_root:
         rows = min(plan.job.train.steps, plan.job.share.rows)
         needed = (4 << 20) + rows * 32 * len(plan.orders[0]) * world.agents

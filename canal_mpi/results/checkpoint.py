@@ -8,7 +8,7 @@ one of the round before stays until the round is over.
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import nan
@@ -26,14 +26,24 @@ from canal_mpi.errors import (
 )
 from canal_mpi.interfaces import Columns, Offer, Spaces
 from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
-from canal_mpi.results.files import MOST, opened, read_arrays, read_attributes, write_arrays
+from canal_mpi.results.files import (
+    MOST,
+    arrays_of,
+    attributes_of,
+    digest,
+    opened,
+    read_arrays,
+    read_attributes,
+    write_arrays,
+)
 from canal_mpi.settings import CheckpointConfig
 from canal_mpi.state import strip_prefix
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
-VERSION = 1
+VERSION = 2
 LESSONS = "membuf/agent-*/*.h5"
 LESSON_ARRAYS = (*ROWS, "donor", "round", "task", "score", "std_error", "episodes", "network")
+LISTED = re.compile(r"(membuf|checkpoints)/agent-[0-9]{1,9}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.h5")
 SPACING = 40  # between two checkpoints passes at least so many times the time that one takes
 
 State = Callable[[], Columns]
@@ -136,7 +146,8 @@ class Checkpoints:
         start = monotonic()
         columns = state()
         mark = Mark(int(columns["round"][0]), self.save + 1)
-        about = self.about | {"kind": "checkpoint", "version": VERSION, "round": mark.round}
+        about = self.about | {"kind": "checkpoint", "version": VERSION}
+        about |= {"round": mark.round, "save": mark.save}
         write_arrays(self.folder / mark.file, columns, about, pack=False)
         self.save = mark.save
         self._prune(mark)
@@ -165,8 +176,8 @@ class Found:
 
 
 def survey(run: Path) -> tuple[list[Found], list[str]]:
-    """Every whole checkpoint of every agent on this host, and which other files are damaged."""
-    found, damaged = [], []
+    """Every whole checkpoint of every agent on this host, and what is wrong with other files."""
+    found, wrong = [], []
     for path in sorted(run.glob("*/agent-*/round-*.h5")):  # checkpoints, membuf
         try:
             if path.parts[-3] == "checkpoints":
@@ -175,23 +186,50 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
                 with opened(path):
                     pass
         except (DamagedData, StorageError) as error:
-            damaged.append(str(error))
-    return found, damaged
+            wrong.append(str(error))
+    if (run / "run.h5").exists():
+        try:
+            wrong += strangers(run)
+        except CanalError as error:
+            wrong.append(str(error))
+    return found, list(dict.fromkeys(wrong))
+
+
+def strangers(run: Path) -> Iterator[str]:
+    """Files on this host that are not those of run.h5's manifest, /files, or are missing.
+
+    Agents without a folder were on other hosts. A run that ends inside a round leaves a newer
+    learner.h5 than run.h5 knows.
+    """
+    with opened(run / "run.h5") as file:
+        over = attributes_of(file, run / "run.h5").get("status") == "finished"
+        listed = arrays_of(file, run / "run.h5", wanted={"files/path", "files/sha256"}.__contains__)
+        rows = dict(zip(listed["files/path"], listed["files/sha256"], strict=True))
+    for name, sha256 in rows.items():
+        path = run / name.decode(errors="replace")
+        if not LISTED.fullmatch(name.decode(errors="replace")):
+            raise DamagedData(f"{run / 'run.h5'} lists {name!r} among its files.")
+        if path.parent.is_dir() and (over or path.name != "learner.h5"):
+            try:
+                if digest(read_arrays(path)).encode() != sha256:
+                    yield f"{path} is not the one that this run wrote."
+            except (DamagedData, StorageError) as error:
+                yield str(error) if path.exists() else f"{path} is missing."
 
 
 def checked(path: Path) -> Found:
     """What a checkpoint says of itself; DamagedData where that is not what its name says."""
     about = read_attributes(path)
     try:
-        agent, round_, version = (int(about[name]) for name in ("agent", "round", "version"))
+        agent, version = int(about["agent"]), int(about["version"])
+        mark = Mark(int(about["round"]), int(about["save"]))
         facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))
         job = str(about["job"])
     except (KeyError, TypeError, ValueError) as error:
         raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
-    name = NAME.fullmatch(path.name)
-    if not name or (f"agent-{agent}", round_, version) != (path.parent.name, int(name[1]), VERSION):
-        raise DamagedData(f"{path} holds agent {agent}, round {round_}, version {version}.")
-    return Found(agent, Mark(round_, int(name[2])), *facts, job)
+    if (f"agent-{agent}", mark.file, version) != (*path.parts[-2:], VERSION):
+        raise DamagedData(f"{path} holds {mark.file} of agent {agent}, version {version}.")
+    return Found(agent, mark, *facts, job)
 
 
 def remove_all(run: Path) -> None:

@@ -19,7 +19,6 @@ from canal_mpi.results import checkpoint
 from canal_mpi.results.files import (
     attributes_of,
     contents,
-    digest,
     opened,
     read_arrays,
     read_attributes,
@@ -66,9 +65,12 @@ def _line(name: str, item: Any) -> str:
 
 
 def differences(a: Path, b: Path) -> list[str]:
-    """Where two runs differ, apart from volatile columns and attributes; empty: nowhere."""
+    """Where two runs differ, apart from volatile columns and attributes; empty: nowhere.
+
+    Files that are not those of their own run.h5 count too."""
     ours, theirs = _content(a), _content(b)
-    lines = [
+    lines = [words for run in (a, b) if run.is_dir() for words in checkpoint.strangers(run)]
+    lines += [
         f"{name}: only in {a if name in ours else b}"
         for name in sorted(ours.keys() ^ theirs.keys())
     ]
@@ -126,23 +128,8 @@ def verify_all(path: Path) -> tuple[int, list[str]]:
     files = files_of(path)
     wrong = [words for file in files for words in verify(file)]
     if path.is_dir() and (path / "run.h5").exists() and not wrong:
-        wrong = list(_against_manifest(load(path)))
+        wrong = list(checkpoint.strangers(path))
     return len(files), wrong
-
-
-def _against_manifest(run: Run) -> Iterator[str]:
-    """Files that are not those of run.h5; agents without a folder were on other hosts.
-
-    A run that ends inside a round leaves a newer learner.h5 than run.h5 knows.
-    """
-    rows = zip(run["files"]["path"], run["files"]["sha256"], strict=True)
-    for name, sha256 in dict(rows).items():
-        file = run.folder / name
-        if file.parent.is_dir() and (run.status == "finished" or file.name != "learner.h5"):
-            if not file.is_file():
-                yield f"{file} is missing"
-            elif digest(read_arrays(file)) != sha256:
-                yield f"{file} is not the one that this run wrote"
 
 
 def files_of(path: Path) -> list[Path]:
