@@ -31,6 +31,7 @@ HOST_KEYS = {
 PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,253}")
 EXAMPLE = 'hosts.PATTERN.SETTING, as in [hosts."nano-*"] with threads = 4'
 LONGEST_JOB = 1 << 20  # bytes of a job file
+MOST_DOTS = 1000  # in one of its lines: keys of so many parts take minutes to parse
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -252,11 +253,19 @@ def _bytes_of(path: Path) -> bytes:
 
 def read_toml(data: bytes, where: str) -> Layer:
     """The settings in a TOML text, as dotted keys."""
+    return dict(_flat(parse_toml(data, where)))
+
+
+def parse_toml(data: bytes, where: str) -> dict[str, Any]:
+    """A TOML text, maybe of others: what would take long to parse or to walk is refused."""
+    if len(data) > LONGEST_JOB or any(line.count(b".") > MOST_DOTS for line in data.splitlines()):
+        raise UsageError(f"{where} is longer, or nested more deeply, than any job.")
     try:
         tree = tomllib.loads(data.decode())
+        repr(tree)  # fails where it is nested too deeply
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not TOML: {error}.") from error
-    return dict(_flat(tree))
+    return tree
 
 
 def _flat(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
