@@ -32,6 +32,7 @@ from canal_mpi.rank.build import make_learner
 from canal_mpi.rank.shutdown import run_guarded
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import (
+    check_finite,
     file_name,
     image,
     read_arrays,
@@ -95,7 +96,7 @@ def evaluate_rank(request: EvaluationRequest, world: World) -> Columns:
     job = replace(job, evaluation=wanted)
     world.heartbeat.timeout = job.timeout
     agents = sorted({int(agent) for agent, _ in plan["pairs"]})
-    here = world.gather_json([agent for agent in agents if checkpoint(run, agent).is_file()])
+    here = world.gather_json([agent for agent in agents if checkpoint(run, agent).exists()])
     shares = world.from_root(lambda: spread(plan["pairs"], list(here.values())))
     mine, beat = shares[world.rank], world.heartbeat.beat
     rows = world.run_on_all(lambda: _play(request, job, run, out, mine, beat))
@@ -213,8 +214,8 @@ def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[
         able = [rank for rank, agents in enumerate(having) if pair[0] in agents]
         if not able:
             raise UsageError(
-                f"no rank finds a checkpoint of agent {pair[0]}: it has finished no task yet, or "
-                "its host is not part of this world."
+                f"no rank finds checkpoints/agent-{pair[0]}/learner.h5: agent {pair[0]} has "
+                "finished no task yet, or its host is not part of this world."
             )
         min((shares[rank] for rank in able), key=len).append(pair)
     return shares
@@ -306,7 +307,7 @@ def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") 
     check_known(run, "agent", agent, run.agents)
     job = job_of(run, trust)
     path = checkpoint(run.folder, agent)
-    if not path.is_file():
+    if not path.exists():
         raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
     return policy_from(path, job, agent, tag)
 
@@ -325,7 +326,9 @@ def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
     spaces = common_spaces(job.tasks, job.task)
     learner = make_learner(job, agent, spaces, job.tasks[0])
     try:
-        learner.load_state_dict(read_arrays(path, LIMIT))
-    except (KeyError, ValueError, RuntimeError, IndexError) as error:
+        arrays = read_arrays(path, LIMIT)
+        check_finite(arrays, path)
+        learner.load_state_dict(arrays)
+    except (TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
     return Policy(agent, job, spaces, learner, best)

@@ -128,5 +128,5 @@ def test_pairs_go_to_ranks_that_have_the_checkpoint() -> None:
     assert [len(share) for share in everywhere] == [4, 4]
     apart = spread(pairs, [[0], [1]])
     assert apart == [pairs[:4], pairs[4:]]
-    with pytest.raises(UsageError, match="no rank finds a checkpoint of agent 1"):
+    with pytest.raises(UsageError, match=r"no rank finds checkpoints/agent-1/learner\.h5"):
         spread(pairs, [[0], [0]])

@@ -140,7 +140,7 @@ def test_tables_of_sweeps_and_studies_have_columns_of_one_length(tmp_path: Path)
 
 def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path: Path) -> None:
     good = sorted(folder_of(run, 0).glob("round-*"))[-1]
-    odd, about = tmp_path / "agent-0" / good.name, ABOUT | read_attributes(good)
+    odd, about = tmp_path / "agent-0" / good.name, read_attributes(good)
     columns = read_arrays(good)
     write_arrays(odd, columns, about | {"round": 3})
     assert f"holds {Mark(3, int(about['save'])).file} of agent 0" in verify(odd)[0]

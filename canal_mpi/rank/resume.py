@@ -17,10 +17,9 @@ from canal_mpi.rank.plan import Plan, Request, orders_of, plan_of
 from canal_mpi.rank.recover import Fault, gone_agents, left_out
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
-from canal_mpi.results.checkpoint import Found, Mark, folder_of, survey, tidy
+from canal_mpi.results.checkpoint import Found, Mark, folder_of, load_state, survey, tidy
 from canal_mpi.results.files import (
     RunDirectory,
-    read_arrays,
     read_attributes,
     read_bytes,
     write_whole,
@@ -295,7 +294,7 @@ def _check_changes(old: Job, new: Job) -> None:
 def fetch_checkpoint(world: World, folder: Path, point: ResumePoint) -> Columns:
     """This agent's checkpoint, from its own disk or from the host that has it."""
     send_checkpoints(world, folder, point)
-    return read_arrays(folder_of(folder, world.agent) / point.marks[world.agent].file)
+    return load_state(folder_of(folder, world.agent) / point.marks[world.agent].file)
 
 
 def send_checkpoints(world: World, folder: Path, point: ResumePoint) -> None:

@@ -21,7 +21,14 @@ from canal_mpi.agent.state import restore
 from canal_mpi.config import on_host
 from canal_mpi.envs import env_maker
 from canal_mpi.envs.client import RemoteMaker
-from canal_mpi.errors import Stopped, StorageError, UsageError, log_to_file, logger
+from canal_mpi.errors import (
+    DamagedData,
+    Stopped,
+    StorageError,
+    UsageError,
+    log_to_file,
+    logger,
+)
 from canal_mpi.interfaces import Key, Progress
 from canal_mpi.launcher import Throttle
 from canal_mpi.rank import build, recover, resume
@@ -333,7 +340,10 @@ class TrainingRun:
     def _load_checkpoint(self, agent: Agent, point: ResumePoint) -> None:
         state = resume.fetch_checkpoint(self.world, self.plan.folder, point)
         resume.check_num_envs(state, agent.job.train.num_envs, agent.number, self.world.host)
-        restore(agent, state)
+        try:
+            restore(agent, state)
+        except DamagedData as error:
+            raise DamagedData(f"{point.marks[agent.number].file}: {error}.") from error
         agent.record.progress.total_steps = 0  # steps per second count from here
         if self.display:
             self.display.resumed_in(point.round)

@@ -30,6 +30,7 @@ from canal_mpi.results.files import (
     MOST,
     arrays_of,
     attributes_of,
+    check_finite,
     digest,
     opened,
     read_arrays,
@@ -44,6 +45,7 @@ VERSION = 2
 LESSONS = "membuf/agent-*/*.h5"
 LESSON_ARRAYS = (*ROWS, "donor", "round", "task", "score", "std_error", "episodes", "network")
 LISTED = re.compile(r"(membuf|checkpoints)/agent-[0-9]{1,9}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.h5")
+MOST_AGENTS = 1 << 16
 SPACING = 40  # between two checkpoints passes at least so many times the time that one takes
 
 State = Callable[[], Columns]
@@ -229,7 +231,16 @@ def checked(path: Path) -> Found:
         raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
     if (f"agent-{agent}", mark.file, version) != (*path.parts[-2:], VERSION):
         raise DamagedData(f"{path} holds {mark.file} of agent {agent}, version {version}.")
+    if not 0 <= agent - facts[2] < facts[1] <= MOST_AGENTS:
+        raise DamagedData(f"{path} is of agent {agent} of {facts[1]}, from {facts[2]} on.")
     return Found(agent, mark, *facts, job)
+
+
+def load_state(path: Path) -> Columns:
+    """The arrays of a checkpoint."""
+    state = read_arrays(path)
+    check_finite(state, path, "learner/")
+    return state
 
 
 def remove_all(run: Path) -> None:

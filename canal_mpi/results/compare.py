@@ -270,7 +270,7 @@ def _word(key: str, value: Any) -> str:
     if key == "agents":
         return f"{value} agent{'s' * (value != 1)}"
     if key == "emulate":
-        return mix(value or [])
+        return mix(value if isinstance(value, list) else [])
     if (key, value) == ("share.policy", "none"):
         return "no sharing"
     name = "share" if key == "share.policy" else key.rpartition(".")[2]

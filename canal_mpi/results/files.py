@@ -19,6 +19,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
 from canal_mpi.interfaces import Columns
 
@@ -112,6 +114,10 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._take_lock()
             self._remove_unfinished()
+            for name in PARTS:
+                odd = self.path / name
+                if (odd.exists() or odd.is_symlink()) and not (odd.is_file() or odd.is_dir()):
+                    raise DamagedData(f"{odd} is not a regular file; remove it.")
 
     def discard(self) -> None:
         """Undo `create`: a start that failed leaves nothing behind."""
@@ -225,6 +231,13 @@ def _verify(file: io.BufferedReader, size: int, path: Path) -> None:
     torn = length != size - BLOCK or any(rest)
     if torn or hashlib.file_digest(file, "sha256").digest() != sha256:
         raise DamagedData(f"{path} is damaged: its checksum does not match.")
+
+
+def check_finite(columns: Columns, path: Path, prefix: str = "") -> None:
+    """DamagedData where an array under a prefix holds NaN or an infinite number."""
+    for name, column in columns.items():
+        if name.startswith(prefix) and column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise DamagedData(f"{path}: {name} holds a number that is not finite.")
 
 
 Wanted = Callable[[str], bool]

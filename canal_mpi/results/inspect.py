@@ -4,7 +4,6 @@ tables of a run in other formats: CSV, Parquet, TensorBoard."""
 import csv
 import io
 import json
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from canal_mpi.interfaces import Array, Columns
 from canal_mpi.results import checkpoint
 from canal_mpi.results.files import (
     attributes_of,
+    check_finite,
     contents,
     opened,
     read_arrays,
@@ -25,7 +25,7 @@ from canal_mpi.results.files import (
     read_bytes,
     write_whole,
 )
-from canal_mpi.results.progress import clean
+from canal_mpi.results.progress import EVENTS, SMALL, clean
 from canal_mpi.results.reader import LIMIT, Run, load, run_file
 from canal_mpi.results.store import SCHEMA, TABLES
 
@@ -156,36 +156,33 @@ def verify(path: Path) -> list[str]:
         if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
             checkpoint.checked(path)
         columns = read_arrays(path)
-        return [f"{path}: {words}" for words in _trouble(str(kind), columns)]
+        if kind in ("sweep", "study"):
+            return [f"{path}: {words}" for words in _unequal(columns)]
+        check_finite(columns, path, "learner/" if kind == "checkpoint" else "")
+        return []
     except CanalError as error:
         return [str(error) if str(path) in str(error) else f"{path}: {error}"]
 
 
 def _text_trouble(path: Path) -> list[str]:
-    data = read_bytes(path, LIMIT)
+    lines = path.suffix == ".jsonl"
+    data = read_bytes(path, EVENTS if lines else SMALL)
+    if path.suffix == ".toml":
+        config.parse_toml(data, str(path))
+        return []
     try:
-        text = data.decode()
-        if path.suffix == ".toml":
-            tomllib.loads(text)
-            return []
-        for line in text.splitlines() if path.suffix == ".jsonl" else [text]:
-            json.loads(line)
+        for line in io.BytesIO(data) if lines else [data]:
+            json.loads(line[:SMALL])
     except (ValueError, RecursionError) as error:
         return [f"{path}: {error}"]
     return []
 
 
-def _trouble(kind: str, columns: Columns) -> Iterator[str]:
-    if kind in ("sweep", "study"):
-        for group in sorted({name.rpartition("/")[0] for name in columns}):
-            lengths = {len(c) for name, c in columns.items() if name.rpartition("/")[0] == group}
-            if len(lengths) != 1:
-                yield f"the columns of '/{group}' differ in length"
-        return
-    for name, column in columns.items():
-        counts = kind != "checkpoint" or name.startswith("learner/")  # rows may lack a score
-        if counts and column.dtype.kind == "f" and not np.isfinite(column).all():
-            yield f"{name} holds a number that is not finite"
+def _unequal(columns: Columns) -> Iterator[str]:
+    for group in sorted({name.rpartition("/")[0] for name in columns}):
+        lengths = {len(c) for name, c in columns.items() if name.rpartition("/")[0] == group}
+        if len(lengths) != 1:
+            yield f"the columns of '/{group}' differ in length"
 
 
 # ── other formats ──────────────────────────────────────────────────────────────────────────────

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 EVENTS = 1 << 26  # bytes that events.jsonl may have
+SMALL = 1 << 22  # bytes that one of its lines, status.json and the like may have
 COLUMNS = (
     "agent",
     "host",
@@ -33,7 +34,7 @@ def events(folder: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             try:
-                found = json.loads(line)
+                found = json.loads(line[:SMALL])
             except (ValueError, RecursionError):
                 continue  # a line that was torn by a crash
             if isinstance(found, dict):

@@ -1,13 +1,14 @@
 """Reading `run.h5`: everything is checked before it is used."""
 
 import json
-import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from canal_mpi import config
 from canal_mpi.errors import DamagedData, UsageError, import_extra
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.results.files import arrays_of, attributes_of, opened
@@ -91,22 +92,20 @@ class Run:
         """Running, finished, stopped, degraded …, as rank 0 wrote it last."""
         return str(self.attributes.get("status", ""))
 
-    @property
+    @cached_property
     def job(self) -> dict[str, Any]:
         """The job's settings, by section."""
         try:
-            return tomllib.loads(str(self.attributes.get("job", "")))
-        except (ValueError, RecursionError):
+            return config.parse_toml(str(self.attributes.get("job", "")).encode(), "its job")
+        except UsageError:
             return {}
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """A setting of the job by its dotted key."""
+        """A setting of the job by its dotted key; the default where it is of another type."""
         found: Any = self.job
         for name in key.split("."):
-            if not isinstance(found, dict) or name not in found:
-                return default
-            found = found[name]
-        return found
+            found = found.get(name, default) if isinstance(found, dict) else default
+        return found if default is None or isinstance(found, type(default)) else default
 
     @property
     def versions(self) -> dict[str, str]:

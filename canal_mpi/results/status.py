@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
@@ -15,10 +14,12 @@ from pathlib import Path
 from time import sleep, time
 from typing import Any
 
+from canal_mpi import config
 from canal_mpi.errors import CanalError, UsageError, import_extra
 from canal_mpi.games import WHOLE_GAME
 from canal_mpi.results.files import read_attributes, write_whole
 from canal_mpi.results.progress import (
+    SMALL,
     agents_of,
     clean,
     coloured,
@@ -29,7 +30,6 @@ from canal_mpi.results.progress import (
 )
 
 SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
-SMALL = 1 << 22  # bytes that status.json and the like may have
 REFRESH = 1.0  # seconds
 
 
@@ -69,7 +69,7 @@ class RunStatus:
 def run_status(folder: Path) -> RunStatus:
     """How a run is, from its small files."""
     facts = _parsed(folder / "status.json", json.loads)
-    settings = _parsed(folder / "job.toml", tomllib.loads)
+    settings = _parsed(folder / "job.toml", lambda data: config.parse_toml(data, "job.toml"))
     heard = number(facts.get("time"))
     if not isfinite(heard) and (folder / "run.h5").exists():
         heard = (folder / "run.h5").stat().st_mtime
@@ -103,8 +103,8 @@ def _parsed(path: Path, parse: Any) -> dict[str, Any]:
         if not path.is_file():  # a pipe in its place would never end
             return {}
         with path.open("rb") as file:
-            found = parse(file.read(SMALL).decode(errors="replace"))
-    except (OSError, ValueError, RecursionError):
+            found = parse(file.read(SMALL))
+    except (OSError, ValueError, RecursionError, UsageError):
         return {}
     return found if isinstance(found, dict) else {}
 
