@@ -54,8 +54,7 @@ COLUMNS = {
     "return": Column("<f8", "sum of the rewards as the game gives them", "game points"),
     "length": Column("<i8", "steps of the episode", "agent steps"),
 }
-FRAMES_PER_SECOND = 15
-ZOOM = ["-vf", "scale=iw*2:ih*2:flags=neighbor"]  # of ffmpeg
+ZOOM = ["-vf", "scale=iw*2:ih*2:flags=neighbor"]  # of ffmpeg, for pictures as small as Atari's
 
 
 @dataclass(frozen=True)
@@ -176,27 +175,30 @@ class Recording:
         self.path, self.wanted = path, request.video or request.save_steps
         self._episode, self._save_steps = 0, request.save_steps
         self._steps: dict[str, list[Array]] = {}
-        self._game = getattr(env, "games", [None])[0]
+        self._game: Any = getattr(env, "games", [None])[0]
+        self._rate = self._game.film() if request.video else 0
         self._video: Any = None
-        if request.video:
-            if not hasattr(self._game, "picture"):
-                raise UsageError("--video films Atari games only; leave it out for other tasks.")
-            imageio = import_extra("imageio", "video")
-            import_extra("imageio_ffmpeg", "video")  # imageio alone can't write MP4
-            path.parent.mkdir(parents=True, exist_ok=True)
-            options = {"fps": FRAMES_PER_SECOND, "macro_block_size": 2, "output_params": ZOOM}
-            self._video = imageio.get_writer(path.with_suffix(".mp4"), format="FFMPEG", **options)
 
     def add(self, actions: Array, step: Step) -> None:
         """One more step."""
-        if self._video and not self._episode:
-            self._video.append_data(self._game.picture())
+        if self._rate and not self._episode:
+            picture = self._game.picture()
+            self._video = self._video or self._open(picture)
+            self._video.append_data(picture)
         if self._save_steps:
             row = {"episode": np.int32(self._episode), "action": actions[0]}
             row |= {"reward": step.reward[0], "flags": step.flags[0], "after": step.obs[0].copy()}
             for name, value in row.items():
                 self._steps.setdefault(name, []).append(np.asarray(value))
         self._episode += bool(step.flags[0] & (TERMINATED | TRUNCATED))
+
+    def _open(self, picture: Array) -> Any:
+        imageio = import_extra("imageio", "video")
+        import_extra("imageio_ffmpeg", "video")  # imageio alone can't write MP4
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        options = {"fps": self._rate, "macro_block_size": 2}
+        options |= {"output_params": ZOOM if len(picture) < 300 else []}
+        return imageio.get_writer(self.path.with_suffix(".mp4"), format="FFMPEG", **options)
 
     def close(self) -> None:
         """Write what was kept."""

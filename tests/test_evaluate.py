@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 from launch import Result, mpirun, run
 
+from canal_mpi.envs.gym import GymGame
 from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.evaluation import job_of, load_policy, spread
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.files import read_arrays, write_arrays
 from canal_mpi.results.reader import load
+from canal_mpi.settings import TaskConfig
 
 
 def alone(*arguments: str) -> Result:
@@ -66,7 +68,6 @@ def test_one_pair_can_be_chosen_and_its_steps_saved(trained: Path, tmp_path: Pat
     [
         (("--agent", "7"), "has no agent '7'; its agents: 0, 1."),
         (("--task", "CartPole"), "has no task 'CartPole'; did you mean 'CartPole-v1'?"),
-        (("--video", "--episodes", "1"), "--video films Atari games only"),
     ],
 )
 def test_a_wrong_wish_is_one_line_and_code_2(
@@ -120,6 +121,26 @@ def test_a_game_is_filmed(tmp_path: Path) -> None:
     (film,) = (tmp_path / "run" / "evaluations").glob("*.mp4")
     assert film.read_bytes()[4:8] == b"ftyp"
     assert film.stat().st_size > 2000
+
+
+@pytest.mark.mpi
+def test_any_environment_that_renders_is_filmed(trained: Path, tmp_path: Path) -> None:
+    for library in ("imageio_ffmpeg", "pygame"):
+        pytest.importorskip(library, reason=f"{library} is not installed (extra: video)")
+    flags = ("--agent", "0", "--task", "CartPole-v1", "--episodes", "1", "--max-steps", "30")
+    plain = alone(str(trained), *flags, "--out", str(tmp_path / "plain"))
+    found = alone(str(trained), *flags, "--video", "--out", str(tmp_path))
+    assert found.code == 0, found.err
+    (film,) = tmp_path.glob("*CartPole*.mp4")
+    assert film.read_bytes()[4:8] == b"ftyp" and film.stat().st_size > 2000
+    assert plain.out.splitlines()[:2] == found.out.splitlines()[:2], "a camera changes no score"
+
+
+def test_what_does_not_render_is_not_filmed() -> None:
+    game = GymGame("CartPole-v1", TaskConfig(), np.random.SeedSequence(1))
+    game.env.metadata = {"render_modes": []}
+    with pytest.raises(UsageError, match="'CartPole-v1' can't be filmed: it does not render"):
+        game.film()
 
 
 def test_pairs_go_to_ranks_that_have_the_checkpoint() -> None:

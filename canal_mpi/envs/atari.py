@@ -180,6 +180,10 @@ class AtariGame:
         if self._screen:
             self._screen.load_state_dict(state)
 
+    def film(self) -> int:
+        """Pictures per second, where one is taken at every step."""
+        return 15
+
     def picture(self) -> Array:
         """The screen in colour, as people see it."""
         assert self._emulator is not None

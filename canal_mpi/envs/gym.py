@@ -146,6 +146,21 @@ class GymGame:
             )
         set_rng_state(self.rng, state["rng"])
 
+    def film(self) -> int:
+        """Let `picture` work from the next reset on; pictures per second."""
+        if "rgb_array" not in self.env.metadata.get("render_modes", ()):
+            raise UsageError(f"task '{self.task}' can't be filmed: it does not render rgb_array.")
+        self.env.close()
+        self.env = gymnasium.make(self.task, disable_env_checker=True, render_mode="rgb_array")
+        return int(self.env.metadata.get("render_fps", 30))
+
+    def picture(self) -> Array:
+        """What one would see now: [row, column, colour]."""
+        try:
+            return np.asarray(self.env.render(), dtype=np.uint8)
+        except (gymnasium.error.Error, TypeError, ValueError) as error:
+            raise UsageError(f"task '{self.task}' can't be filmed: {error}") from error
+
     def close(self) -> None:
         """Free what the environment holds."""
         self.env.close()
