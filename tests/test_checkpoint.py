@@ -9,7 +9,7 @@ import pytest
 
 from canal_mpi.errors import Stopped, StorageError
 from canal_mpi.interfaces import Columns
-from canal_mpi.results import checkpoint
+from canal_mpi.results import checkpoint, files
 from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, marks, survey, tidy
 from canal_mpi.results.files import read_arrays
 from canal_mpi.settings import CheckpointConfig
@@ -93,7 +93,7 @@ def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
         raise StorageError(f"can't write {path} ({len(data)} bytes): No space left on device;")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_whole", full)
+        patch.setattr(files, "write_whole", full)
         for _ in range(3):
             keeper.turn(1, state)
         told = capsys.readouterr().err

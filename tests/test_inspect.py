@@ -147,7 +147,7 @@ def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path
     write_arrays(odd.with_name(Mark(1, 99).file), columns, about)
     assert f"holds {good.name} of agent 0" in verify(odd.with_name(Mark(1, 99).file))[0]
     write_arrays(odd, columns | {"learner/x": np.array([np.inf])}, about)
-    assert verify(odd) == [f"{odd}: learner/x holds a number that is not finite"]
+    assert verify(odd) == [f"{odd}: learner/x holds a number that is not finite."]
 
 
 def test_files_in_the_place_of_others_are_told(tmp_path: Path) -> None:
