@@ -327,10 +327,14 @@ def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
         raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
     spaces = common_spaces(job.tasks, job.task)
     learner = make_learner(job, agent, spaces, job.tasks[0])
+    arrays = read_arrays(path, LIMIT)
+    check_finite(arrays, path)
+    own = learner.state_dict()
+    odd = [name for name in arrays.keys() & own.keys() if arrays[name].dtype != own[name].dtype]
+    if odd or not arrays:
+        raise DamagedData(f"{path} holds no network of the run's job: {sorted(odd)[:3]}.")
     try:
-        arrays = read_arrays(path, LIMIT)
-        check_finite(arrays, path)
         learner.load_state_dict(arrays)
-    except (TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
+    except (DamagedData, TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
         raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
     return Policy(agent, job, spaces, learner, best)

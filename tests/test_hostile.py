@@ -311,7 +311,7 @@ ODD: dict[str, Change] = {  # such a file may be shown: it is as canal-mpi write
 
 
 def refused_results(forks: Forks, good: Path, every: bool) -> None:
-    """Each case with `inspect`, `inspect --verify`, and with every other command or one of them."""
+    """Each case with `inspect --verify`, and with every other command or one of them."""
     shown, told = {0, *REFUSED}, {1}
     commands: list[tuple[set[int], tuple[object, ...]]] = [
         (shown, ("inspect",)),
@@ -329,7 +329,7 @@ def refused_results(forks: Forks, good: Path, every: bool) -> None:
         there = copied(good, name)
         craft(there / "run.h5")
         for n, (codes, words) in enumerate(commands):
-            if every or n in (0, 1, 2 + k % 5):
+            if every or n in (1, (0, 2, 3, 4, 5, 6)[k % 6]):
                 done = forks.run(words[0], there, *words[1:], seconds=60)
                 named = "run.h5" if codes != shown else ""
                 check(done, honest[n], f"{words} of {name}", codes, named)
@@ -379,7 +379,6 @@ def test_hostile_networks_are_refused_by_evaluate(forks: Forks, trained: Path) -
         "not finite": good | {block: np.full_like(good[block], np.nan)},
         "texts": good | {block: np.array([b"x"] * len(good[block]))},
         "whole numbers": good | {block: np.zeros(len(good[block]), dtype="<i8")},
-        "another block": {k: v for k, v in good.items() if k != block} | {"blocks/x": good[block]},
     }
     crafts: dict[str, Craft] = PLACES | {
         what: lambda path, arrays=arrays: write_arrays(path, arrays, {})
@@ -435,7 +434,6 @@ CHECKPOINTS: dict[str, Craft] = {
     "text for a number": stated(agents="five"),
     "no job": stated(job="this is = not [toml"),
     "deep job": stated(job="a = " + "[" * 20_000),
-    "foreign job": stated(job='tasks = ["nobody:Nothing-v0"]'),
     "bomb": crafted(bomb("round")),
 }
 STATES: dict[str, Craft] = {  # found only when the agent takes them up
@@ -444,9 +442,8 @@ STATES: dict[str, Craft] = {  # found only when the agent takes them up
     "short weights": all_like("learner/blocks/", lambda v: v[:3]),
     "weights that are not finite": all_like("learner/blocks/", lambda v: np.full_like(v, np.nan)),
     "texts": all_like("own/", lambda v: np.full(v.shape, b"x")),
-    "longer arrays": all_like("own/", lambda v: np.concatenate([v, v]) if v.ndim else v),
+    "longer arrays": all_like("own/action", lambda v: np.concatenate([v, v])),
     "rows that are no rows": all_like("sink/", lambda v: v[::-1].copy()),
-    "huge cursor": all_like("own/cursor", lambda v: np.full_like(v, 1 << 40)),
     "half a random stream": all_like("streams/", lambda v: v[:1]),
 }
 
@@ -490,14 +487,10 @@ def test_resume_tells_of_files_that_are_not_those_of_its_manifest(
         assert any(path.name in line and why in line for line in done.complaints), done
     odd = forks.run("inspect", there, "--verify")  # c was of the round that was repeated
     assert odd.code == 1 and all(path.name in odd.out for path in (a, b)), odd
-    rewrite(
-        there / "run.h5",
-        lambda file: file["files/path"].write_direct(
-            np.full(file["files/path"].shape, b"../../../etc/passwd", dtype="S200")
-        ),
-    )
+    elsewhere: Change = lambda file: file["files/path"].__setitem__(..., "../../../etc/passwd")  # noqa: E731
+    rewrite(there / "run.h5", elsewhere)
     done = forks.run("inspect", there, "--same-as", there)
-    assert done.code == 65 and "lists b'../../../etc/passwd'" in done.err, done
+    assert done.code == 65 and "lists '../../../etc/passwd'" in done.err, done
 
 
 def test_a_hostile_folder_is_no_run_to_resume(forks: Forks, trained: Path) -> None:

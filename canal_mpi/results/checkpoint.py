@@ -16,6 +16,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from canal_mpi import config
 from canal_mpi.errors import (
     CanalError,
     DamagedData,
@@ -208,9 +209,10 @@ def strangers(run: Path) -> Iterator[str]:
         listed = arrays_of(file, run / "run.h5", wanted={"files/path", "files/sha256"}.__contains__)
         rows = dict(zip(listed["files/path"], listed["files/sha256"], strict=True))
     for name, sha256 in rows.items():
-        path = run / name.decode(errors="replace")
-        if not LISTED.fullmatch(name.decode(errors="replace")):
-            raise DamagedData(f"{run / 'run.h5'} lists {name!r} among its files.")
+        text = name.decode(errors="replace")
+        path = run / text
+        if not LISTED.fullmatch(text):
+            raise DamagedData(f"{run / 'run.h5'} lists {text!r} among its files.")
         if path.parent.is_dir() and (over or path.name != "learner.h5"):
             try:
                 if digest(read_arrays(path)).encode() != sha256:
@@ -227,7 +229,8 @@ def checked(path: Path) -> Found:
         mark = Mark(int(about["round"]), int(about["save"]))
         facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))
         job = str(about["job"])
-    except (KeyError, TypeError, ValueError) as error:
+        config.parse_toml(job.encode(), "its job")
+    except (KeyError, TypeError, ValueError, UsageError) as error:
         raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
     if (f"agent-{agent}", mark.file, version) != (*path.parts[-2:], VERSION):
         raise DamagedData(f"{path} holds {mark.file} of agent {agent}, version {version}.")
@@ -240,6 +243,8 @@ def load_state(path: Path) -> Columns:
     """The arrays of a checkpoint."""
     state = read_arrays(path)
     check_finite(state, path, "learner/")
+    if not any(name.startswith("learner/") for name in state):
+        raise DamagedData(f"{path} holds no network.")
     return state
 
 

@@ -115,9 +115,10 @@ class RunDirectory:
             self._take_lock()
             self._remove_unfinished()
             for name in PARTS:
-                odd = self.path / name
-                if (odd.exists() or odd.is_symlink()) and not (odd.is_file() or odd.is_dir()):
-                    raise DamagedData(f"{odd} is not a regular file; remove it.")
+                part, kind = self.path / name, "regular file" if "." in name else "folder"
+                fits = part.is_file() if "." in name else part.is_dir()
+                if (part.exists() or part.is_symlink()) and not fits:
+                    raise DamagedData(f"{part} is not a {kind}; remove it.")
 
     def discard(self) -> None:
         """Undo `create`: a start that failed leaves nothing behind."""
