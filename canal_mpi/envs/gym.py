@@ -152,6 +152,7 @@ class GymGame:
             raise UsageError(f"task '{self.task}' can't be filmed: it does not render rgb_array.")
         self.env.close()
         self.env = gymnasium.make(self.task, disable_env_checker=True, render_mode="rgb_array")
+        self._flatten()
         return int(self.env.metadata.get("render_fps", 30))
 
     def picture(self) -> Array:
