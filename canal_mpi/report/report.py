@@ -134,7 +134,7 @@ class Beside:
         """As in `about the same score (21 against 19 % HNS), 2.8 × fewer steps …`."""
         near = abs(self.score - self.base) <= 0.1 * abs(self.base)
         how = "about the same" if near else "a higher" if self.score > self.base else "a lower"
-        values = [f"{100 * value:.0f}" for value in (self.score, self.base)]
+        values = [f"{100 * value:.0f}".replace("-", "−") for value in (self.score, self.base)]
         parts = [
             f"{how} score ({values[0]} against {values[1]} % {self.unit})",
             times(self.steps, "fewer steps", "more steps"),
