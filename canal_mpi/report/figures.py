@@ -35,6 +35,12 @@ def seconds_by_part(run: Run) -> Array:
     return np.stack([np.stack(parts)[:, tasks["agent"] == a].sum(axis=1) for a in run.agents])
 
 
+def end_score(measured: Measured) -> float:
+    """The mean over agents and tasks at the end, or right after tasks where that is not known."""
+    end = measured.P[:, -1]
+    return m.mean(measured.learnt if np.isnan(end).any() else end)
+
+
 # ── one run ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -200,7 +206,7 @@ class Mix:
     waits: dict[str, float]  # % of its time that each kind of host waits for others
     cpu: float  # seconds of all agents
     steps: float
-    score: float  # normalised, right after each task
+    score: float  # normalised, at the end
 
     @property
     def waits_told(self) -> str:
@@ -236,7 +242,7 @@ def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
         {kind: float(100 * wait / (total or 1)) for kind, (wait, total) in waited.items()},
         m.mean([table["cpu_seconds"].sum() for table in tables]),
         m.mean([one["steps"] for one in spent]),
-        m.mean([m.mean(measured.learnt) for measured in runs]),
+        m.mean([end_score(measured) for measured in runs]),
     )
 
 
@@ -247,7 +253,7 @@ def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
         ("Wall time", "s inside tasks, slowest agent", [one.wall for one in found]),
         ("Waiting", "% of its time, kind of host that waits most", waiting),
         ("CPU time", "CPU seconds of all agents", [one.cpu for one in found]),
-        ("Score", "mean score right after tasks", [one.score for one in found]),
+        ("Score", "mean score at the end", [one.score for one in found]),
     ]
     hosts = list(dict.fromkeys(one.hosts for one in found))
     clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free

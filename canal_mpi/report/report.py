@@ -18,7 +18,7 @@ from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
 from canal_mpi.report.drawing import LIGHT, TEMPLATES, Pictures, number, styled
-from canal_mpi.report.figures import PARTS, Mix, mixes, seconds_by_part
+from canal_mpi.report.figures import PARTS, Mix, end_score, mixes, seconds_by_part
 from canal_mpi.report.statistics import bootstrap, costs, percent, ratio, times
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Comparison, Group, Measured, compare
@@ -146,12 +146,6 @@ class Beside:
 
 def _mean_ratio(x: Array, y: Array) -> Any:
     return ratio(x.mean(axis=-1), y.mean(axis=-1))
-
-
-def end_score(measured: Measured) -> float:
-    """The mean over agents and tasks at the end, or right after tasks where that is not known."""
-    end = measured.P[:, -1]
-    return m.mean(measured.learnt if np.isnan(end).any() else end)
 
 
 def forgot(measured: Measured) -> Card:
