@@ -305,7 +305,7 @@ def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
     assert "share gets with 2.0 × fewer steps (2.0 to 2.0) and 1.0 × the wall time" in first
     assert equal.startswith("At equal total steps (6,000 and 6,000) share at 2,000 ends 4.0 ×")
     assert equal.endswith("lower by more than two standard errors on 0 of 3 games.")
-    forgets = "share forgets 0.0 % (0.0 to 0.0), 0.0 % (0.0 to 0.0) at 1,000, 2,000."
+    forgets = "share forgets 0.0 % (0.0 to 0.0) at 1,000, 0.0 % (0.0 to 0.0) at 2,000."
     assert rest[0] == f"Of its score above random play {forgets}"
     assert rest[1] == "share takes 0 steps for decisions."
     assert rest[2].endswith("2.8 for share at 1,000 and 2.8 for none at 1,000.")

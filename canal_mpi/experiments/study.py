@@ -184,9 +184,9 @@ def findings(results: Results) -> Iterator[str]:
             else f"{main[0].arm} does not reach the score of {best.label} at any budget."
         )
     yield from (_higher(results.tasks, *pair) for pair in results.equal_steps())
-    if lost := [percent(found) for cell in main if not isnan((found := results.lost(cell))[0])]:
-        budgets = ", ".join(f"{cell.budget:,}" for cell in main)
-        parts = f"{', '.join(lost)} at {budgets}"
+    known = [(cell, found) for cell in main if not isnan((found := results.lost(cell))[0])]
+    if known:
+        parts = ", ".join(f"{percent(lost)} at {cell.budget:,}" for cell, lost in known)
         yield f"Of its score above random play {main[0].arm} forgets {parts}."
     if main:
         decided = sum(float(cell.costs["decisions"].sum()) for cell in main)
