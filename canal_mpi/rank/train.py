@@ -156,6 +156,7 @@ class TrainingRun:
         self._greeted = False
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
+        self.began = time()
         self.core_waited = 0.0  # seconds for which all agents together had no core
         self.trackers = Trackers(plan.folder, lambda words: print_error(f"warning: {words}"))
         self.display = self._open_results() if self.world.is_root else None
@@ -404,7 +405,7 @@ class TrainingRun:
 
     def _open_results(self) -> Display:
         plan, resumed = self.plan, bool(self.request.resume)
-        first, before = sittings(plan.folder)
+        (first, before), self.began = sittings(plan.folder), time()
         info = RunInfo(
             plan.run_id,
             plan.job.seed,
@@ -414,7 +415,7 @@ class TrainingRun:
             plan.orders,
             plan.edges,
             library_versions(self.world),
-            timestamp(first) if isfinite(first) else timestamp(time()),
+            timestamp(first if isfinite(first) else self.began),
             resumes=resumed + sum(e.get("event") == "resume" for e in events(plan.folder)),
             faults=self.faults,
         )
@@ -431,8 +432,8 @@ class TrainingRun:
             display.say(f"Resumed in round {max(self.point.round, 1)}.")
         kind, job = "resume" if self.point else "start", plan.job
         hosts = [device.host for device in world.devices]
-        gone = {"gone": self.point.gone} if self.point else {}
-        display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts, **gone)
+        more = {"began": self.began} | ({"gone": self.point.gone} if self.point else {})
+        display.event(kind, agents=world.agents, job=job.name, seed=job.seed, hosts=hosts, **more)
         display.write_status("running")
         self.trackers.start(job.track)
 

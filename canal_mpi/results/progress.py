@@ -54,6 +54,7 @@ def sittings(folder: Path) -> tuple[float, float]:
     for event in events(folder):
         when = number(event.get("time"))
         if event.get("event") in ("start", "resume"):
+            when = number(event.get("began", when))
             total += last - begun if isfinite(begun) else 0.0
             first, begun = when if isnan(first) else first, when
         last = when
