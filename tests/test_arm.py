@@ -9,7 +9,7 @@ import pytest
 from launch import ROOT, Result, run
 
 import canal_mpi
-from canal_mpi.results.lessons import read_lesson
+from canal_mpi.results.checkpoint import read_lesson
 
 X86, ARM = (str(ROOT / folder / "bin" / "canal-mpi") for folder in (".venv", ".venv-arm"))
 UNDER_QEMU: dict[str, Any] = {  # PMIx's shared memory and the memory patcher crash there
