@@ -1,5 +1,6 @@
 """Arrays: states as named columns, random streams whose state can be saved, compiled loops."""
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -102,8 +103,11 @@ def compiled(function: Function) -> Function:
     It is kept beside the source, as Python keeps its own, or in the user's cache; where neither
     can be written it is compiled anew by every process. It may call only `inlined` functions: of
     another compiled one it would have other machine code, hence other bits, in the process that
-    compiles it than in those that load it from disk.
+    compiles it than in those that load it from disk. With Numba's own NUMBA_DISABLE_JIT=1 the
+    function stays as it is, and Numba, which takes longer to import than all else, is left alone.
     """
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        return function
     from numba import njit  # 60 MB: only where something computes
 
     made: Function
