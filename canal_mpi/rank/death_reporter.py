@@ -19,11 +19,13 @@ from time import monotonic, sleep
 from canal_mpi.launcher import Launcher, detect
 
 GOODBYE, MUTE, LIMIT, ALIVE, DEATH = "goodbye", "mute", "limit", "alive", "death"
+SURVIVED = "survived"
 MOST = 400  # bytes of a message to the helper
 TICK = 1.0  # seconds between two looks at the rank and its launcher
 GRACE = 5.0  # seconds for a rank to end by itself, once its launcher is gone
 INSTANT = 1.0  # seconds for a rank that hangs to end the job; longer only where it holds the GIL
-LINGER = 0.7  # seconds for which the first to speak silences the others
+LINGER = 0.7  # seconds for which the first to speak silences the others ...
+TAKEDOWN = 20.0  # ... after its launcher has ended them all, which takes long on a busy host
 
 _reporters: list["DeathReporter"] = []  # of this process: one at most
 
@@ -70,6 +72,10 @@ class DeathReporter:
         """The rank has moved; what it does now."""
         self._send(f"{ALIVE} {doing}")
 
+    def survived(self) -> None:
+        """The others go on without this rank: they are not taken down with it."""
+        self._send(SURVIVED)
+
     def dismiss(self) -> None:
         """The rank ends in good order: from here on its silence means nothing."""
         self._send(GOODBYE)
@@ -115,6 +121,7 @@ class Helper:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
         self.words = f"{who} was ended at the start, without a word."
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
+        self.takedown = TAKEDOWN
         self._held = b""
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # every microsecond counts
 
@@ -153,6 +160,8 @@ class Helper:
                 self.limit = float(words)
             elif kind == ALIVE:
                 self.doing = words
+            elif kind == SURVIVED:
+                self.takedown = 0.0
             else:
                 self.words = words
 
@@ -186,8 +195,7 @@ class Helper:
     def _leave(self, words: str) -> None:
         """The last word about this rank; it silences the other helpers for a while."""
         self._speak(words)
-        sleep(LINGER)
-        os._exit(0)
+        self._linger()
 
     def _end(self, number: int, grace: float) -> None:
         """Ask the rank to end; make it where it does not."""
@@ -199,5 +207,14 @@ class Helper:
                     break  # it has ended
             else:
                 os.kill(self.rank, signal.SIGKILL)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Keep what was claimed until the others are gone; it never returns."""
+        with suppress(OSError):
+            os.close(2)  # launchers wait for its end
+        deadline = monotonic() + self.takedown
+        while self.launcher and Path(f"/proc/{self.launcher}").exists() and monotonic() < deadline:
+            sleep(0.05)
         sleep(LINGER)
         os._exit(0)

@@ -165,6 +165,8 @@ class TrainingRun:
         """Do this rank's work; with --ft again, in a smaller world, when others die."""
         world, died = self.world, False
         world.ft = self.request.ft and world.size > 1
+        if world.ft:
+            world.death_reporter.survived()
         while True:
             try:
                 if died:
