@@ -4,11 +4,13 @@ An agent stands in for ssh. What is particular about a host (a mount, a variable
 shell that the agent runs on that host first; a host that is down is asked by the real ssh.
 """
 
+import fcntl
 import os
-import secrets
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
 
@@ -28,8 +30,30 @@ def needs(program: str) -> None:
         pytest.skip(f"needs {program}")
 
 
+@contextmanager
+def own_number() -> Iterator[int]:
+    """A number that no other test on this machine has now, and no bridge that one left behind:
+    MPI breaks where two bridges have the same addresses.
+    """
+    taken = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True).stdout
+    free = [number for number in range(255) if f"10.77.{number}." not in taken]
+    for number in random.sample(free, len(free)):
+        lock = os.open(f"/tmp/canal-subnet-{number}", os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            continue
+        try:
+            yield number
+        finally:
+            os.close(lock)
+        return
+    pytest.fail("all subnets 10.77.*.0/24 are taken")
+
+
 def subnet(hosts: Path) -> str:
-    """The first three numbers of every address; Open MPI breaks where two bridges share them."""
+    """The first three numbers of every address."""
     return (hosts / "subnet").read_text()
 
 
@@ -80,19 +104,20 @@ def make_hosts(path: Path) -> Iterator[Path]:
     """The body of a fixture: hosts alpha, beta and gamma; delta has an address and is down."""
     needs_root()
     needs("ip")
-    tag, net = f"c{secrets.token_hex(2)}", f"10.77.{secrets.randbelow(255)}"
-    _write_agent(path, tag, net)
-    (path / "subnet").write_text(net)
-    (path / "shared").mkdir()
-    try:
-        for command in _commands(tag, net):
-            if subprocess.run(command.split(), capture_output=True).returncode:
-                pytest.skip(f"may not make namespaces: {command}")
-        yield path
-    finally:
-        for name in NAMES:
-            subprocess.run(["ip", "netns", "del", f"{tag}{name}"], capture_output=True)
-        subprocess.run(["ip", "link", "del", f"{tag}br"], capture_output=True)
+    with own_number() as number:
+        tag, net = f"c{number}", f"10.77.{number}"
+        _write_agent(path, tag, net)
+        (path / "subnet").write_text(net)
+        (path / "shared").mkdir()
+        try:
+            for command in _commands(tag, net):
+                if subprocess.run(command.split(), capture_output=True).returncode:
+                    pytest.skip(f"may not make namespaces: {command}")
+            yield path
+        finally:
+            for name in NAMES:
+                subprocess.run(["ip", "netns", "del", f"{tag}{name}"], capture_output=True)
+            subprocess.run(["ip", "link", "del", f"{tag}br"], capture_output=True)
 
 
 def on_host(hosts: Path, name: str, shell: str) -> None:
