@@ -1,8 +1,7 @@
 # Everything sets itself up in .venv; nothing outside this folder is touched.
 SHELL := bash
 ROOT_OK := OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" $(ROOT_OK)
-PYTEST := $(RUN) python -m pytest --durations=10
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH" PYTHONDONTWRITEBYTECODE= $(ROOT_OK)
 NP ?= 5
 JOB ?= quick
 
@@ -15,15 +14,14 @@ train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
 
 test: check .venv-mpich/ready  ## everything that needs only pip
-	@failed=0; $(PYTEST) -m "not root and not mpi and not long" -n 2 --dist loadfile || failed=1; \
-	$(PYTEST) -m "mpi and not root and not long" || failed=1; exit $$failed
+	@$(RUN) tools/test "not root and not long"
 
 test-all: .venv/dev .venv-mpich/ready  ## what needs root or Debian packages
 	tools/debian-packages
-	$(PYTEST) -m "root and not long"
+	@$(RUN) tools/test "root and not long"
 
 test-long: .venv/dev .venv-mpich/ready  ## tests of many minutes, which neither test nor test-all runs
-	$(PYTEST) -m long
+	$(RUN) python -m pytest --durations=10 -m long
 
 docs: .venv/dev  ## the documentation site, build/site; any warning is an error
 	tools/docs

@@ -1,15 +1,15 @@
-"""Small stand-ins for what an agent is given: environments, learners, links, sinks."""
+"""Small stand-ins for what an agent is given: environments and learners; small.py has the rest."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from small import Sink, job_with
 from thread_links import given
 
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.loop import Agent
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.config import resolve
 from canal_mpi.interfaces import (
     TERMINATED,
     TRUNCATED,
@@ -22,7 +22,6 @@ from canal_mpi.interfaces import (
     Learner,
     Link,
     Offer,
-    OnTransfer,
     Progress,
     Spaces,
     Step,
@@ -33,9 +32,8 @@ from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import Policy, exact
 from canal_mpi.rank.build import recipe
-from canal_mpi.results.store import Rows
 from canal_mpi.settings import Job
-from canal_mpi.topology.exchange import alone, ignore
+from canal_mpi.topology.exchange import alone
 
 CHAIN = Spaces((6,), "<f4", 2)
 
@@ -148,67 +146,6 @@ class FakeLearner(Learner):
         self.log.append("restore")
 
 
-class FakeLink:
-    """Has the given parcels to offer; every call takes `wait` seconds that others are to blame for.
-
-    Sleeps not at all: only the count of waited seconds grows.
-    """
-
-    def __init__(self, parcels: Sequence[FetchResult] = (), wait: float = 0.0) -> None:
-        self.agent = 0
-        self.out_neighbors: Sequence[int] = (1,)
-        self.waited, self.wait = 0.0, wait
-        self.parcels = list(parcels)
-        self.on_transfer: OnTransfer = ignore
-        self.published: list[tuple[Offer | None, bytes]] = []
-
-    def begin(self, round_: int) -> None: ...
-
-    def poll(self) -> None: ...
-
-    def settle(self) -> None: ...
-
-    def leave(self, peers: Sequence[int], kind: int) -> None: ...
-
-    def publish(self, offer: Offer | None, data: bytes) -> None:
-        self.waited += self.wait
-        self.published.append((offer, data))
-
-    def offers(self) -> list[Offer]:
-        return [parcel.offer for parcel in self.parcels]
-
-    def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]:
-        return [parcel for parcel in self.parcels if parcel.offer in wanted]
-
-    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
-        return [(agent, b"") for agent in peers]
-
-    def state_dict(self) -> Columns:
-        return {}
-
-    def load_state_dict(self, state: Columns) -> None: ...
-
-
-class MemorySink(Rows):
-    """Keeps rows as they come, and the arrays that were saved."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: dict[str, list[dict[str, Any]]] = {}
-        self.saved: dict[tuple[str, str], Columns] = {}
-        self.flushed: list[int] = []
-
-    def add(self, table: str, **values: float | int | str) -> None:
-        super().add(table, **values)
-        self.rows.setdefault(table, []).append(values)
-
-    def save(self, kind: str, name: str, columns: Columns) -> None:
-        self.saved[kind, name] = columns
-
-    def flush(self, round_: int) -> None:
-        self.flushed.append(round_)
-
-
 def tiny_job(**settings: Any) -> Job:
     """A job for chains; `learn__batch_size=4` sets learn.batch_size.
 
@@ -231,8 +168,7 @@ def tiny_job(**settings: Any) -> Job:
         "evaluation.episodes": 1,
         "evaluation.max_steps": 30,
     }
-    flags |= {key.replace("__", "."): value for key, value in settings.items()}
-    return resolve(flags, environ={})
+    return job_with(flags, settings)
 
 
 def tiny_agent(
@@ -242,7 +178,7 @@ def tiny_agent(
     envs: Chains | None = None,
     learner: Learner | None = None,
     link: Link | None = None,
-    sink: MemorySink | None = None,
+    sink: Sink | None = None,
     policy: Policy = exact,
     embed: Embed = lambda rows, rng: np.zeros(0, dtype="<f4"),
     peers: Callable[[int, str], Sequence[int]] = lambda round_, task: (),
@@ -253,7 +189,7 @@ def tiny_agent(
         pass
 
     replay = Replay(CHAIN, job.replay.buffer_size, recipe(job))
-    record = Recorder(sink or MemorySink(), beat, number, CHAIN.row_bytes)
+    record = Recorder(sink or Sink(), beat, number, CHAIN.row_bytes)
     connect = given(link) if link else alone
     return Agent(
         job,

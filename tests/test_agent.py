@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import CHAIN, Chains, FakeLearner, FakeLink, MemorySink, chain_parcel, tiny_agent
+from fakes import CHAIN, Chains, FakeLearner, chain_parcel, tiny_agent
 from fakes import tiny_job as job_with
+from small import Donors, Sink
 from thread_links import ThreadLink
 
 from canal_mpi.agent.state import TaskProgress, TaskSchedule
@@ -79,7 +80,7 @@ def test_each_turn_sends_then_learns_then_receives() -> None:
 @pytest.mark.parametrize(("ratio", "updates"), [(0.25, 5), (1, 19), (2, 38), (0, 0)])
 def test_updates_per_step_sets_the_number_of_updates(ratio: float, updates: int) -> None:
     """Twenty steps; nothing can be learnt in the first one, before there is a row."""
-    sink, log = MemorySink(), list[str]()
+    sink, log = Sink(), list[str]()
     job = job_with(learn__updates_per_step=ratio)
     tiny_agent(job, learner=FakeLearner(log), sink=sink).run()
     assert log.count("update") == updates
@@ -105,7 +106,7 @@ def test_nothing_is_learnt_before_enough_rows_are_there() -> None:
 
 
 def test_every_round_is_flushed_and_leaves_a_checkpoint_and_a_membuf() -> None:
-    sink = MemorySink()
+    sink = Sink()
     tiny_agent(job_with(), ("left", "right"), sink=sink).run()
     assert sink.flushed == [1, 2]
     assert set(sink.saved) == {
@@ -149,7 +150,7 @@ def test_epsilon_is_the_share_of_random_actions() -> None:
 
 
 def test_the_epsilon_of_a_row_is_the_schedules() -> None:
-    sink = MemorySink()
+    sink = Sink()
     agent = tiny_agent(job_with(), sink=sink)
     agent.run()
     found = [(row["step"], row["epsilon"]) for row in sink.rows["train"]]
@@ -157,7 +158,7 @@ def test_the_epsilon_of_a_row_is_the_schedules() -> None:
 
 
 def test_the_last_turns_of_a_task_have_their_row_too() -> None:
-    sink = MemorySink()
+    sink = Sink()
     tiny_agent(job_with(train__steps=25), sink=sink).run()
     assert [row["step"] for row in sink.rows["train"]] == [10, 20, 25]
 
@@ -166,7 +167,7 @@ def test_the_last_turns_of_a_task_have_their_row_too() -> None:
 
 
 def test_the_score_is_the_mean_return_of_greedy_episodes() -> None:
-    sink = MemorySink()
+    sink = Sink()
     job = job_with(evaluation__episodes=3, evaluation__epsilon=0.0)
     tiny_agent(job, learner=FakeLearner(action=1), sink=sink).run()
     assert [row["score"] for row in sink.rows["evaluation"]] == [1.0] * 3
@@ -175,7 +176,7 @@ def test_the_score_is_the_mean_return_of_greedy_episodes() -> None:
 
 
 def test_an_evaluation_episode_is_cut_at_its_limit() -> None:
-    sink = MemorySink()
+    sink = Sink()
     job = job_with(evaluation__max_steps=7, evaluation__epsilon=0.0)
     tiny_agent(job, envs=Chains(cut_after=0), learner=FakeLearner(action=0), sink=sink).run()
     assert sink.rows["evaluation"][0]["length"] == 7
@@ -191,7 +192,7 @@ MEASURED = {
 
 @pytest.mark.parametrize("tasks", MEASURED)
 def test_evaluations_come_after_the_last_round_and_cost_no_env_steps(tasks: str) -> None:
-    envs, sink = Chains(), MemorySink()
+    envs, sink = Chains(), Sink()
     job, order = job_with(evaluation__tasks=tasks), ("left", "right", "left")
     tiny_agent(job, order, number=3, envs=envs, sink=sink).run()
     played, measured = envs.made[:3], envs.made[3:]
@@ -229,7 +230,7 @@ def test_an_evaluation_uses_the_network_of_its_round(tasks: str) -> None:
 
 
 def test_without_evaluation_nothing_is_measured() -> None:
-    envs, sink = Chains(), MemorySink()
+    envs, sink = Chains(), Sink()
     tiny_agent(job_with(evaluation__episodes=0), envs=envs, sink=sink).run()
     assert "evaluation" not in sink.rows
     assert [purpose for _, purpose, _ in envs.made] == ["train"]
@@ -237,7 +238,7 @@ def test_without_evaluation_nothing_is_measured() -> None:
 
 def test_a_random_action_in_an_evaluation_works_with_the_real_learner() -> None:
     job = job_with(evaluation__epsilon=1.0, evaluation__episodes=2)
-    sink = MemorySink()
+    sink = Sink()
     tiny_agent(job, learner=DQN(CHAIN, job, seeded(1)), sink=sink).run()
     assert len(sink.rows["evaluation"]) == 2
 
@@ -246,8 +247,8 @@ def test_a_random_action_in_an_evaluation_works_with_the_real_learner() -> None:
 
 
 def test_an_agent_with_a_lesson_plays_no_training_step() -> None:
-    envs, sink, log = Chains(), MemorySink(), list[str]()
-    link = FakeLink([chain_parcel("left", 30)])
+    envs, sink, log = Chains(), Sink(), list[str]()
+    link = Donors([chain_parcel("left", 30)])
     tiny_agent(job_with(), envs=envs, learner=FakeLearner(log), link=link, sink=sink).run()
     assert [purpose for _, purpose, _ in envs.made] == ["evaluate-1"]
     row = sink.rows["tasks"][0]
@@ -257,20 +258,20 @@ def test_an_agent_with_a_lesson_plays_no_training_step() -> None:
 
 
 def test_an_agent_without_own_rows_offers_nothing_but_still_takes_part() -> None:
-    link, sink = FakeLink([chain_parcel("left", 30)]), MemorySink()
+    link, sink = Donors([chain_parcel("left", 30)]), Sink()
     tiny_agent(job_with(), link=link, sink=sink).run()
     assert link.published == [(None, b"")]
     assert [row["kind"] for row in sink.rows["exchange"]] == ["lesson"]
 
 
 def test_a_lesson_of_another_task_is_not_taken() -> None:
-    sink = MemorySink()
-    tiny_agent(job_with(), link=FakeLink([chain_parcel("right", 30)]), sink=sink).run()
+    sink = Sink()
+    tiny_agent(job_with(), link=Donors([chain_parcel("right", 30)]), sink=sink).run()
     assert sink.rows["tasks"][0]["source"] == "env"
 
 
 def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
-    link = FakeLink()
+    link = Donors()
     job = job_with(train__steps=23)
     tiny_agent(job, number=2, link=link).run()
     ((offer, data),) = link.published
@@ -283,7 +284,7 @@ def test_own_play_is_offered_and_can_be_opened_by_the_others() -> None:
 
 
 def test_the_ledger_says_who_was_told_of_a_lesson() -> None:
-    link, sink = ThreadLink.mesh(3, {(2, 1)})[2], MemorySink()
+    link, sink = ThreadLink.mesh(3, {(2, 1)})[2], Sink()
     tiny_agent(job_with(train__steps=23), number=2, link=link, sink=sink).run()
     (noted,) = sink.rows["exchange"]
     assert (noted["kind"], noted["from"], noted["to"]) == ("offer", 2, 1)
@@ -310,8 +311,8 @@ def refused(parcel: FetchResult) -> FetchResult:
     [(damaged, "checksum"), (other_task, "task"), (refused, "no longer")],
 )
 def test_a_damaged_lesson_is_refused_noted_and_the_task_is_played(spoil: Any, reason: str) -> None:
-    envs, sink = Chains(), MemorySink()
-    link = FakeLink([spoil(chain_parcel("left", 30))])
+    envs, sink = Chains(), Sink()
+    link = Donors([spoil(chain_parcel("left", 30))])
     tiny_agent(job_with(), envs=envs, link=link, sink=sink).run()
     refusal = sink.rows["exchange"][0]
     assert refusal["kind"] == "refusal"
@@ -322,23 +323,23 @@ def test_a_damaged_lesson_is_refused_noted_and_the_task_is_played(spoil: Any, re
 
 
 def test_a_lesson_over_the_limit_is_refused() -> None:
-    sink, parcel = MemorySink(), chain_parcel("left", 40_000)
+    sink, parcel = Sink(), chain_parcel("left", 40_000)
     job = job_with(share__max_message_mb=1, replay__buffer_size=1000)
-    tiny_agent(job, link=FakeLink([parcel]), sink=sink).run()
+    tiny_agent(job, link=Donors([parcel]), sink=sink).run()
     assert "limit" in sink.rows["exchange"][0]["reason"]
     assert sink.rows["tasks"][0]["source"] == "env"
 
 
 def test_a_task_with_a_short_lesson_is_still_learnt() -> None:
-    sink = MemorySink()
+    sink = Sink()
     job = job_with(learn__batch_size=32, learn__learning_starts=32, train__steps=100)
-    tiny_agent(job, link=FakeLink([chain_parcel("left", 10)]), sink=sink).run()
+    tiny_agent(job, link=Donors([chain_parcel("left", 10)]), sink=sink).run()
     row = sink.rows["tasks"][0]
     assert (row["updates"], row["env_steps"]) == (100, 0)
 
 
 def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
-    link = FakeLink()
+    link = Donors()
     envs = Chains(cut_after=10)
     job = job_with(explore__eps_start=0.0, explore__eps_end=0.0)
     tiny_agent(job, envs=envs, link=link).run()  # 20 steps to the left: cut at 10 and at 20
@@ -348,8 +349,8 @@ def test_a_lesson_that_ends_with_a_cut_can_be_opened() -> None:
 
 
 def test_waiting_at_the_end_of_a_round_is_in_the_next_row_of_train() -> None:
-    sink = MemorySink()
-    tiny_agent(job_with(), ("left", "right"), link=FakeLink(wait=5.0), sink=sink).run()
+    sink = Sink()
+    tiny_agent(job_with(), ("left", "right"), link=Donors(wait=5.0), sink=sink).run()
     assert sum(row["wait_seconds"] for row in sink.rows["train"]) >= 5.0
 
 
@@ -358,7 +359,7 @@ def test_waiting_at_the_end_of_a_round_is_in_the_next_row_of_train() -> None:
 
 def test_the_greedy_policy_becomes_optimal() -> None:
     job = job_with(**LEARNABLE)
-    learner, sink = DQN(CHAIN, job, seeded(3)), MemorySink()
+    learner, sink = DQN(CHAIN, job, seeded(3)), Sink()
     tiny_agent(job, learner=learner, sink=sink).run()
     assert optimal(learner)
     assert sink.rows["evaluation"][0]["length"] == 5
@@ -366,16 +367,16 @@ def test_the_greedy_policy_becomes_optimal() -> None:
 
 def test_the_greedy_policy_becomes_optimal_from_a_lesson_alone() -> None:
     job = job_with(**LEARNABLE)
-    learner, sink = DQN(CHAIN, job, seeded(3)), MemorySink()
+    learner, sink = DQN(CHAIN, job, seeded(3)), Sink()
     parcel = chain_parcel("left", 300, actions=(1, 1, 0, 1, 1, 1, 0, 0, 1))
-    tiny_agent(job, learner=learner, link=FakeLink([parcel]), sink=sink).run()
+    tiny_agent(job, learner=learner, link=Donors([parcel]), sink=sink).run()
     assert sink.rows["tasks"][0]["env_steps"] == 0
     assert optimal(learner)
 
 
 def short_run(seed: int) -> tuple[dict[str, list[dict[str, str]]], Columns]:
     job = job_with(**LEARNABLE | {"train__steps": 150, "seed": seed})
-    learner, sink = make_learner(job, 0, CHAIN, "left"), MemorySink()
+    learner, sink = make_learner(job, 0, CHAIN, "left"), Sink()
     tiny_agent(job, ("left", "right"), learner=learner, sink=sink).run()
     return steady(sink.rows), learner.state_dict()
 
@@ -395,11 +396,11 @@ def test_the_same_seed_gives_the_same_rows_and_weights() -> None:
 # Several agents
 
 
-def crowd(job: Job, size: int) -> list[tuple[MemorySink, DQN]]:
+def crowd(job: Job, size: int) -> list[tuple[Sink, DQN]]:
     """Agents in threads, each with the tasks in an order of its own."""
     links = ThreadLink.mesh(size, full(size))
     orders = [tuple(job.tasks[(k + n) % 2] for n in range(2)) for k in range(size)]
-    members = [(MemorySink(), DQN(CHAIN, job, seeded(k))) for k in range(size)]
+    members = [(Sink(), DQN(CHAIN, job, seeded(k))) for k in range(size)]
     agents = [
         tiny_agent(job, orders[k], k, learner=members[k][1], link=links[k], sink=members[k][0])
         for k in range(size)
@@ -435,13 +436,13 @@ def test_agents_in_threads_give_the_same_rows_again() -> None:
 
 def test_the_best_offer_is_taken_and_ties_go_to_the_lowest_agent() -> None:
     low, high = chain_parcel("left", 30, donor=2), chain_parcel("left", 30, donor=1)
-    sink = MemorySink()
+    sink = Sink()
     job = job_with(share__donors=1)
-    tiny_agent(job, link=FakeLink([low, high]), sink=sink).run()
+    tiny_agent(job, link=Donors([low, high]), sink=sink).run()
     assert sink.rows["tasks"][0]["donors"] == "1"
     better = replace(low, offer=replace(low.offer, score=2.0))
-    sink = MemorySink()
-    tiny_agent(job, link=FakeLink([better, high]), sink=sink).run()
+    sink = Sink()
+    tiny_agent(job, link=Donors([better, high]), sink=sink).run()
     assert sink.rows["tasks"][0]["donors"] == "2"
 
 
@@ -455,7 +456,7 @@ def test_a_built_agent_learns_gymnasium_tasks() -> None:
         | {"learn.learning_starts": 8, "evaluation.episodes": 1, "evaluation.max_steps": 10},
         environ={},
     )
-    sink, beats = MemorySink(), list[str]()
+    sink, beats = Sink(), list[str]()
 
     def beat(progress: Progress) -> None:
         beats.append(progress.phase)
@@ -471,14 +472,14 @@ def test_a_built_agent_learns_gymnasium_tasks() -> None:
 
 
 def test_a_link_that_refuses_an_offer_is_noted() -> None:
-    class Wary(FakeLink):
+    class Wary(Donors):
         def publish(self, offer: Offer | None, data: bytes) -> None:
             odd = Offer(1, 1, "", nan, 0, 0)
             self.on_transfer(
                 TransferEvent("refusal", odd, 1, 0, 1, reason="offer of an empty lesson")
             )
 
-    sink = MemorySink()
+    sink = Sink()
     tiny_agent(job_with(), link=Wary(), sink=sink).run()
     noted = sink.rows["exchange"][-1]
     assert (noted["kind"], noted["from"], noted["to"]) == ("refusal", 1, 0)

@@ -99,7 +99,6 @@ def script(name: str, *words: str, ranks: int = 1) -> str:
 
 
 @pytest.mark.atari
-@pytest.mark.slow
 def test_the_benchmarks_of_developers_run() -> None:
     floors = script("floors.py", "--game", "Krull", "--steps", "20", "--repeats", "3")
     found = re.search(r"that / floor +([0-9.]+) of act", floors)
@@ -110,7 +109,6 @@ def test_the_benchmarks_of_developers_run() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 def test_the_benchmarks_among_ranks_run() -> None:
     words = ("--task", "CartPole-v1", "--steps", "20", "--repeats", "3")
     env = script("env_server.py", *words, ranks=2)

@@ -143,40 +143,44 @@ def test_tasks_are_listed() -> None:
 # Mistakes
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ["config", "--tasks", "RoadRuner"],
-            "unknown task 'RoadRuner'; did you mean 'RoadRunner'?",
-        ),
-        (["config", "--set", "learn.lr"], "expected section.key=value"),
-        (
-            ["config", "--set", "learn.lrr=1"],
-            "unknown setting 'learn.lrr'; did you mean 'learn.lr'",
-        ),
-        (["config", "--set", "learn.lr=fast"], "learn.lr = 'fast': expected a number"),
-        (["config", "--set", "learn.lr=nan"], "expected a finite number"),
-        (["config", "--frames", "0"], "train.steps = 0: expected at least 1"),
-        (["config", "--job", "quik"], "unknown job 'quik'; did you mean 'quick'?"),
-        (["config", "--job", "no/such.toml"], "job file no/such.toml does not exist"),
-        (["config", "--obs", "smell"], "unknown value for task.obs 'smell'"),
-        (["config", "--preset", "cannal"], "did you mean 'canal'?"),
-        (["config", "--topology", "rnig"], "did you mean 'ring'?"),
-        (["config", "--tasks", "Krull,Krull"], "and none twice"),
-    ],
-)
+MISTAKES = [
+    (["--tasks", "RoadRuner"], "unknown task 'RoadRuner'; did you mean 'RoadRunner'?"),
+    (["--set", "learn.lr"], "--set learn.lr: expected section.key=value"),
+    (["--set", "learn.lrr=1"], "unknown setting 'learn.lrr'; did you mean 'learn.lr'?"),
+    (["--set", "learn.lr=fast"], "learn.lr = 'fast': expected a number"),
+    (["--set", "learn.lr=nan"], "expected a finite number"),
+    (["--frames", "0"], "train.steps = 0: expected at least 1"),
+    (["--job", "quik"], "unknown job 'quik'; did you mean 'quick'?"),
+    (["--job", "no/such.toml"], "job file no/such.toml does not exist"),
+    (["--obs", "smell"], "unknown value for task.obs 'smell'"),
+    (["--preset", "cannal"], "did you mean 'canal'?"),
+    (["--topology", "rnig"], "did you mean 'ring'?"),
+    (["--order", "canall"], "did you mean 'canal'?"),
+    (["--share", "exakt"], "did you mean 'exact'?"),
+    (["--tasks", "Krull,Krull"], "and none twice"),
+]
+MISTAKES_OF_TRAIN = [
+    (["--set", "learn.network=plugins:Nothing"], "module 'plugins' has no 'Nothing'"),
+    (
+        ["--set", "share.policy=sys:maxsize"],
+        "expected a function or class, not 9223372036854775807",
+    ),
+    (["--set", "learn.network=cnn"], "the network 'cnn' needs frames"),
+    (["--tasks", "CartPole-v1,Krull", "--order", "same"], "tasks of one job must look alike"),
+]
+
+
 def test_a_mistake_is_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    words: str,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    code, err = fails(capsys, monkeypatch, *arguments)
-    assert code == 2
-    assert err.startswith("canal-mpi: ")
-    assert err.count("\n") == 1
-    assert words in err
+    cases = [("config", *mistake) for mistake in MISTAKES]
+    cases += [("train", *mistake) for mistake in MISTAKES + MISTAKES_OF_TRAIN]
+    for k, (command, arguments, words) in enumerate(cases):
+        out = ["--out", str(tmp_path / str(k))] if command == "train" else []
+        code, err = fails(capsys, monkeypatch, command, *arguments, *out)
+        assert code == 2, err
+        assert err.startswith("canal-mpi: ") and err.count("\n") == 1, err
+        assert words in err
 
 
 def test_a_mistake_in_the_environment_is_one_line(

@@ -34,7 +34,6 @@ def test_h5py_pandas_and_xarray_read_a_run_without_our_code(tmp_path: Path) -> N
     assert (tmp_path / "curve.png").stat().st_size > 5000
 
 
-@pytest.mark.slow
 def test_a_real_run_is_loaded_and_its_policy_acts(tmp_path: Path) -> None:
     program = ["canal-mpi", "train", "--job", "smoke", "-q", "--out", str(tmp_path / "runs" / "a")]
     assert run(program, timeout=300).code == 0

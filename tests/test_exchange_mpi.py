@@ -5,7 +5,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from launch import SMOKE, check_time_line, columns, differences, mpirun, run
+from launch import LAZY, SMOKE, TINY, check_time_line, columns, differences, mpirun, run
 from thread_links import known
 
 from canal_mpi.results.status import run_status
@@ -13,7 +13,6 @@ from canal_mpi.topology.graphs import edges
 
 pytestmark = pytest.mark.mpi
 
-LAZY = ("--set", "learn.algorithm=plugins:Lazy")
 GRAPHS = ("full", "ring", "star", "grid", "hypercube", "random:3", "line", "torus", "tree", "none")
 PROGRAM = str(Path(__file__).parent / "exchange_program.py")
 
@@ -28,10 +27,9 @@ def one_way(tmp_path: Path) -> str:
 
 def test_every_lesson_reaches_whom_a_path_connects(mpi: str, one_way: str) -> None:
     for ranks in (5, 8):
-        for clock in ("rounds", "free"):
-            command = ["mpirun", "-np", str(ranks), "python", PROGRAM, clock, *GRAPHS, one_way]
-            result = run(command, mpi, timeout=300)
-            assert (result.code, result.out) == (0, "all as it should be\n"), result.err
+        command = ["mpirun", "-np", str(ranks), "python", PROGRAM, *GRAPHS, one_way]
+        result = run(command, mpi, timeout=300)
+        assert (result.code, result.out) == (0, "all as it should be\n"), result.err
 
 
 def learnt(run_file: Path) -> dict[tuple[int, int], tuple[str, str]]:
@@ -68,7 +66,7 @@ def test_agents_learn_from_the_lessons_that_reachability_gives_them(
 def test_the_same_seed_gives_the_same_bits_on_a_sparse_graph(topology: str, tmp_path: Path) -> None:
     for name, mpi in (("a", "openmpi"), ("b", "mpich")):
         options = ("--topology", topology, "--out", str(tmp_path / name))
-        assert mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi).code == 0
+        assert mpirun(5, "train", *TINY, *options, mpi=mpi).code == 0
     a, b = (columns(tmp_path / name / "run.h5") for name in ("a", "b"))
     assert differences(a, b) == []
 
@@ -80,25 +78,28 @@ def seconds(run_file: Path) -> np.ndarray:
     return np.bincount(agent, spent)
 
 
-@pytest.mark.parametrize("slow", ["0", "2"])
-def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(slow: str, tmp_path: Path) -> None:
-    def train(name: str, clock: str, slow_rank: str) -> np.ndarray:
+@pytest.mark.alone
+def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
+    def train(clock: str, slow_rank: str) -> np.ndarray:
         options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate")
-        quick = ("--set", "evaluation.episodes=0", "--out", str(tmp_path / name))
-        clocked = ("--set", "share.policy=plugins:nothing", "--exchange", clock, "--steps", "150")
+        out = tmp_path / f"{clock}{slow_rank}"
+        quick = ("--set", "evaluation.episodes=0", "--steps", "150", "--out", str(out))
+        clocked = ("--set", "share.policy=plugins:nothing", "--exchange", clock)
         result = mpirun(3, "train", *LAZY, *options, *quick, *clocked, SLOW_RANK=slow_rank)
         assert result.code == 0, result.err
-        return seconds(tmp_path / name / "run.h5")
+        return seconds(out / "run.h5")
 
-    others = [agent for agent in range(3) if agent != int(slow)]
-    even = train("even", "free", "")[others]
-    free = train("free", "free", slow)[others]
-    rounds = train("rounds", "rounds", slow)[others]
-    assert (free < 1.5 * even).all()
-    assert (rounds > 2.5 * even).all()
-    with h5py.File(tmp_path / "rounds" / "run.h5") as file:
-        waited = np.bincount(file["tasks/agent"][()], file["tasks/wait_seconds"][()])
-    assert (waited[others] > 0.4 * rounds).all()
+    every = train("free", "")
+    for slow in ("0", "2"):
+        others = [agent for agent in range(3) if agent != int(slow)]
+        even, free, rounds = (
+            s[others] for s in (every, train("free", slow), train("rounds", slow))
+        )
+        assert (free < 1.5 * even).all()
+        assert (rounds > 2.5 * even).all()
+        with h5py.File(tmp_path / f"rounds{slow}" / "run.h5") as file:
+            waited = np.bincount(file["tasks/agent"][()], file["tasks/wait_seconds"][()])
+        assert (waited[others] > 0.4 * rounds).all()
 
 
 def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
@@ -119,8 +120,8 @@ def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
 
 def test_lessons_of_an_earlier_run_are_learnt_from(tmp_path: Path) -> None:
     first, alone, again = (tmp_path / name for name in ("first", "alone", "again"))
-    assert mpirun(3, "train", *SMOKE, *LAZY, "--out", str(first)).code == 0
-    options = (*SMOKE, *LAZY, "--lessons", str(first))
+    assert mpirun(3, "train", *TINY, "--out", str(first)).code == 0
+    options = (*TINY, "--lessons", str(first))
     result = run(["canal-mpi", "train", *options, "--out", str(alone)])
     assert result.code == 0, result.err
     assert "3 lessons of" in result.out  # of those who played: the others had no rows to offer
@@ -137,12 +138,12 @@ def test_a_folder_without_lessons_is_refused(tmp_path: Path, out: Path) -> None:
 
 def test_a_damaged_lesson_file_is_left_out_by_name(tmp_path: Path) -> None:
     first, again = tmp_path / "first", tmp_path / "again"
-    assert run(["canal-mpi", "train", *SMOKE, *LAZY, "--out", str(first)]).code == 0
+    assert run(["canal-mpi", "train", *TINY, "--out", str(first)]).code == 0
     path = first / "membuf" / "agent-0" / "round-02-Acrobot-v1.h5"
     data = bytearray(path.read_bytes())
     data[-100] ^= 1
     path.write_bytes(data)
-    options = (*SMOKE, *LAZY, "--lessons", str(first), "--out", str(again))
+    options = (*TINY, "--lessons", str(first), "--out", str(again))
     result = run(["canal-mpi", "train", *options])
     assert result.code == 0
     assert "2 lessons of" in result.out

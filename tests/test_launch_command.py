@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import signal
 import subprocess
 import termios
@@ -11,12 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import SMOKE, VENVS, environment, processes_with, run
+from launch import (
+    LAZY,
+    SMOKE,
+    TINY,
+    VENVS,
+    kill,
+    nothing_is_left,
+    processes_with,
+    run,
+    saved,
+    start,
+    wait_until,
+)
 
 from canal_mpi.results.status import status_of
 
-LAZY = ("--set", "learn.algorithm=plugins:Lazy")
-LONG = (*SMOKE, "--frames", "2000000", "--set", "learn.widths=8", "-q")
+LONG = (*SMOKE, *LAZY, "--frames", "2000000", "-q")
 
 
 def test_the_command_is_shown_and_nothing_is_run(tmp_path: Path) -> None:
@@ -49,9 +59,7 @@ def test_a_wrong_option_of_train_is_found_before_anything_starts() -> None:
 
 @pytest.mark.mpi
 def test_a_launched_run_is_finished_and_leaves_nothing(mpi: str, out: Path) -> None:
-    result = run(
-        ["canal-mpi", "launch", "-n", "2", "--", "train", *SMOKE, *LAZY, "--out", str(out)], mpi
-    )
+    result = run(["canal-mpi", "launch", "-n", "2", "--", "train", *TINY, "--out", str(out)], mpi)
     assert result.code == 0, result.err
     assert status_of(out) == "finished" and result.complaints == []
     assert processes_with(str(out)) == []
@@ -60,12 +68,9 @@ def test_a_launched_run_is_finished_and_leaves_nothing(mpi: str, out: Path) -> N
 def begun(mpi: str, out: Path, **options: Any) -> "subprocess.Popen[str]":
     """A launch whose ranks have begun to train."""
     words = ["launch", "-n", "2", "--", "train", *LONG, "--out", str(out)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
-    command = [str(VENVS[mpi] / "bin" / "canal-mpi"), *words]
-    process = subprocess.Popen(command, env=environment(mpi), text=True, **pipes)
-    end = time.monotonic() + 90
-    while not list(out.glob("checkpoints/agent-*/round-*")) and time.monotonic() < end:
-        time.sleep(0.2)
+    pipes = {"stdout": subprocess.PIPE} | options
+    process = start([str(VENVS[mpi] / "bin" / "canal-mpi"), *words], mpi, **pipes)
+    wait_until(lambda: saved(out, 2), process)
     time.sleep(1)
     return process
 
@@ -112,7 +117,7 @@ def test_ranks_that_hang_are_killed_after_max_time(mpi: str, out: Path) -> None:
     words = ["launch", "-n", "2", "--", "train", "--max-time", "12s", *job]
     result = run([str(VENVS[mpi] / "bin" / "python"), "-c", IMPATIENT, *words], mpi)
     assert result.code == 76, result.err
-    assert 16 <= result.seconds < 40
+    assert result.seconds >= 16
     assert len(result.complaints) == 1, result.err
     assert "did not stop within 4 s after --max-time was over and were killed" in result.err
     assert f"To resume: canal-mpi launch -n 2 -- train --resume {out}" in result.err
@@ -128,10 +133,7 @@ def test_a_killed_launch_leaves_no_folder_behind_the_next_one(mpi: str, out: Pat
     folder = next(Path(w[7:]) for w in words if w.startswith("TMPDIR=/tmp/canal-mpi-"))
     process.kill()
     process.communicate(timeout=90)
-    end = time.monotonic() + 60
-    while processes_with(str(out)) and time.monotonic() < end:
-        time.sleep(0.2)
-    assert status_of(out) == "stopped" and folder.is_dir()
+    assert nothing_is_left(out, 60) and status_of(out) == "stopped" and folder.is_dir()
     result = run(
         ["canal-mpi", "launch", "-n", "2", "--", "train", "--resume", str(out), "--max-time", "5s"],
         mpi,
@@ -152,9 +154,7 @@ def test_the_mpirun_of_another_mpi_gives_one_line(out: Path) -> None:
 @pytest.mark.mpi
 def test_a_killed_rank_is_code_70_and_the_others_are_gone(mpi: str, out: Path) -> None:
     process = begun(mpi, out)
-    found = re.search(r"process (\d+)", (out / "logs" / "agent-1.log").read_text())
-    assert found is not None
-    os.kill(int(found[1]), signal.SIGKILL)
+    kill(out)
     _, err = process.communicate(timeout=90)
     assert process.returncode == 70, err
     assert sum(line.startswith("canal-mpi:") for line in err.splitlines()) == 1, err
@@ -164,9 +164,7 @@ def test_a_killed_rank_is_code_70_and_the_others_are_gone(mpi: str, out: Path) -
 @pytest.mark.mpi
 def test_the_second_signal_ends_also_ranks_that_hang(mpi: str, out: Path) -> None:
     process = begun(mpi, out)
-    found = re.search(r"process (\d+)", (out / "logs" / "agent-1.log").read_text())
-    assert found is not None
-    os.kill(int(found[1]), signal.SIGSTOP)
+    kill(out, number=signal.SIGSTOP)
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(2)

@@ -261,7 +261,6 @@ class At:
 
 
 @pytest.mark.atari
-@pytest.mark.slow
 @pytest.mark.parametrize("game", TEN_GAMES)
 def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
     job = atari_job(
@@ -282,6 +281,8 @@ def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
             restore(agent, state)
         with pytest.raises(Enough):
             agent.run()
+        assert agent.progress.env is not None
+        agent.progress.env.close()  # its emulator is used again
         return saver.kept
 
     whole = play(At({*cuts, *(cut + further for cut in cuts)}), None)

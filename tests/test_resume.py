@@ -11,12 +11,25 @@ import termios
 import threading
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import h5py
 import pytest
-from launch import SMOKE, columns, differences, environment, mpirun, processes_with, run
+from conftest import Once
+from launch import (
+    SMOKE,
+    columns,
+    differences,
+    kill,
+    mpirun,
+    nothing_is_left,
+    run,
+    saved,
+    start,
+    wait_until,
+)
 
 from canal_mpi import config
 from canal_mpi.errors import RanksDiffer, UsageError
@@ -150,29 +163,22 @@ SMALL = ("--set", "learn.widths=8", "--set", "checkpoint.interval=50")
 LONG = (*SMOKE, *SMALL, "--frames", "2000")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="session")
+def whole(once: Once) -> Path:
     """The run that nobody disturbed."""
-    out = tmp_path_factory.mktemp("whole") / "run"
-    result = mpirun(3, "train", *LONG, "--out", str(out), timeout=300)
-    assert result.code == 0, result.err
-    return out
+
+    def train(out: Path) -> None:
+        result = mpirun(3, "train", *LONG, "--out", str(out), timeout=300)
+        assert result.code == 0, result.err
+
+    return once("whole", train)
 
 
 def begin(out: Path, mpi: str, *options: str) -> "subprocess.Popen[str]":
     """Start a run and wait until it trains."""
     command = ["mpirun", "-np", "3", "canal-mpi", "train", *LONG, "--out", str(out), *options]
-    job = subprocess.Popen(
-        command,
-        env=environment(mpi),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-    deadline = time.monotonic() + 120
-    while len(list(out.glob("checkpoints/agent-*/round-*"))) < 6:
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.02)
+    job = start(command, mpi)
+    wait_until(lambda: saved(out, 6), job)
     return job
 
 
@@ -183,9 +189,7 @@ def end(job: "subprocess.Popen[str]") -> str:
 
 
 def goes_on_to_the_same_end(out: Path, whole: Path, mpi: str) -> None:
-    deadline = time.monotonic() + 30
-    while processes_with(str(out)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    assert nothing_is_left(out, 30)
     result = mpirun(3, "train", "--resume", str(out), mpi=mpi, timeout=300)
     assert result.code == 0, result.err
     for file in ("run.h5", *(f"checkpoints/agent-{k}/learner.h5" for k in range(3))):
@@ -225,20 +229,17 @@ def test_after_ctrl_c_under_plain_mpirun_ls_says_stopped_at_once(out: Path, whol
 @pytest.mark.mpi
 def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) -> None:
     job = begin(out, mpi)
-    pid = int((out / "logs/agent-1.log").read_text().split("process ")[1].split()[0])
-    os.kill(pid, signal.SIGKILL)
+    kill(out)
     err = end(job)
     assert job.returncode != 0 and "--resume" in err, err
     goes_on_to_the_same_end(out, whole, mpi)
 
 
 @pytest.mark.mpi
-@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
     job = begin(out, "openmpi", "--set", "timeout=8", "--set", "checkpoint.interval=0")
-    pid = int((out / f"logs/agent-{rank}.log").read_text().split("process ")[1].split()[0])
-    os.kill(pid, signal.SIGSTOP)
+    kill(out, f"agent-{rank}", signal.SIGSTOP)
     err = end(job)
     assert job.returncode != 0
     assert f"rank {rank} on " in err and "has been silent for" in err, err
@@ -274,8 +275,7 @@ def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
 @pytest.mark.mpi
 def test_a_run_killed_before_it_wrote_results_begins_again(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi")
-    pid = int((out / "logs/agent-0.log").read_text().split("process ")[1].split()[0])
-    os.kill(pid, signal.SIGKILL)
+    kill(out, "agent-0")
     end(job)
     (out / "run.h5").unlink()  # as it is before the first round is written
     shutil.rmtree(out / "checkpoints")
@@ -311,22 +311,13 @@ def tasks_of(out: Path, agent: int) -> list[int]:
 def test_a_closed_terminal_stops_one_agent_alone_politely(out: Path) -> None:
     leader, follower = os.openpty()
     command = ["canal-mpi", "train", *LONG, "--frames", "200000", "--out", str(out)]
-    job = subprocess.Popen(
-        command,
-        env=environment("openmpi"),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(follower, termios.TIOCSCTTY, 0),
-    )
+    streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+    take_terminal = partial(fcntl.ioctl, follower, termios.TIOCSCTTY, 0)
+    job = start(command, start_new_session=True, preexec_fn=take_terminal, **streams)
     os.close(follower)
     drain = threading.Thread(target=read_until_closed, args=(leader,), daemon=True)
     drain.start()
-    deadline = time.monotonic() + 60
-    while not list(out.glob("checkpoints/agent-0/round-*")):
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: saved(out), job)
     os.kill(job.pid, signal.SIGHUP)
     assert job.wait(60) == 75
     with h5py.File(out / "run.h5") as file:
@@ -342,11 +333,9 @@ def read_until_closed(leader: int) -> None:
 @pytest.mark.mpi
 def test_ranks_that_were_all_stopped_for_long_blame_nobody(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi", "--set", "timeout=8")
-    logs = [(out / f"logs/agent-{k}.log").read_text() for k in range(3)]
-    ranks = [int(log.split("process ")[1].split()[0]) for log in logs]
     for number, seconds in ((signal.SIGSTOP, 12.0), (signal.SIGCONT, 0.0)):
-        for rank in ranks:
-            os.kill(rank, number)
+        for rank in range(3):
+            kill(out, f"agent-{rank}", number)
         time.sleep(seconds)
     err = end(job)
     assert job.returncode == 0, err
@@ -399,13 +388,8 @@ def test_a_finished_run_keeps_no_checkpoints_and_says_so(out: Path) -> None:
 def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) -> None:
     at_once, command = tmp_path / "at_once", ["canal-mpi", "train", *LONG, "--agent", "2"]
     assert run([*command, "--out", str(at_once)]).code == 0
-    job = subprocess.Popen(
-        [*command, "--out", str(out)], env=environment("openmpi"), stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 60
-    while not list(out.glob("checkpoints/agent-2/round-0002*")):
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.02)
+    job = start([*command, "--out", str(out)])
+    wait_until(lambda: saved(out, pattern="agent-2/round-0002*"), job)
     job.send_signal(signal.SIGINT)
     err = end(job)
     assert job.returncode == 75, err

@@ -138,19 +138,15 @@ def _same_is_nearest(job: Job, measure: str) -> tuple[int, Array]:
     return int((matrix.argmin(axis=1) == np.arange(10)).sum()), matrix
 
 
-@pytest.mark.slow
 @pytest.mark.atari
-@pytest.mark.parametrize(
-    ("policy", "kind", "measure", "least"),
-    [
+def test_the_same_game_is_nearest() -> None:
+    for policy, kind, measure, least in [
         ("wasserstein", "weights", "cosine", 9),
         ("simnet", "weights", "weights", 9),
-    ],
-)
-def test_the_same_game_is_nearest(policy: str, kind: str, measure: str, least: int) -> None:
-    job = resolve({"share.policy": policy, "simnet.distance": kind}, environ={})
-    right, matrix = _same_is_nearest(job, measure)
-    assert right >= least, f"{right} of 10; {matrix.round(4).tolist()}"
+    ]:
+        job = resolve({"share.policy": policy, "simnet.distance": kind}, environ={})
+        right, matrix = _same_is_nearest(job, measure)
+        assert right >= least, f"{right} of 10; {matrix.round(4).tolist()}"
 
 
 def test_embeddings_of_an_agent_come_from_its_probe() -> None:
