@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 from helpers import SPACES, Move, Player, lesson_offer, number_of, observation
 
 from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Array, Columns, Spaces, Step
@@ -88,30 +87,30 @@ def test_a_fresh_buffer_has_nothing_to_draw() -> None:
     assert_draws_exactly(player.buffer, player.moves[0])
 
 
-@pytest.mark.parametrize("steps", [1, 5, 19, 20, 21, 22, 40, 41, 42, 63, 100])
-def test_a_full_ring_keeps_the_newest_rows(steps: int) -> None:
-    player = Player(Buffer(SPACES, 20))
-    player.play(steps, (0, 0, 0))
-    assert len(player.buffer) == min(steps, 20)
-    assert_draws_exactly(player.buffer, player.moves[0][-20:])
+def test_a_full_ring_keeps_the_newest_rows() -> None:
+    for steps in [1, 5, 19, 20, 21, 22, 40, 41, 42, 63, 100]:
+        player = Player(Buffer(SPACES, 20))
+        player.play(steps, (0, 0, 0))
+        assert len(player.buffer) == min(steps, 20)
+        assert_draws_exactly(player.buffer, player.moves[0][-20:])
 
 
-@pytest.mark.parametrize("streams", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
-def test_draws_match_a_plain_list_of_moves(seed: int, streams: int) -> None:
-    player = Player(Buffer(SPACES, 15 * streams, streams), streams, seed)
-    for _ in range(25):
-        player.play(3, (0.15, 0.2, 0.1))
-        kept = [move for stream in range(streams) for move in player.kept(stream, 15)]
-        assert_draws_exactly(player.buffer, kept)
+def test_draws_match_a_plain_list_of_moves() -> None:
+    for seed in range(4):
+        for streams in [1, 2, 3]:
+            player = Player(Buffer(SPACES, 15 * streams, streams), streams, seed)
+            for _ in range(25):
+                player.play(3, (0.15, 0.2, 0.1))
+                kept = [move for stream in range(streams) for move in player.kept(stream, 15)]
+                assert_draws_exactly(player.buffer, kept)
 
 
-@pytest.mark.parametrize("capacity", [2, 3, 4])
-def test_the_smallest_rings_survive_cuts_at_every_step(capacity: int) -> None:
-    player = Player(Buffer(SPACES, capacity))
-    for k in range(30):
-        player.step(TRUNCATED if k % 5 else TRUNCATED | LIFE)
-        assert_draws_exactly(player.buffer, player.kept(0, capacity))
+def test_the_smallest_rings_survive_cuts_at_every_step() -> None:
+    for capacity in [2, 3, 4]:
+        player = Player(Buffer(SPACES, capacity))
+        for k in range(30):
+            player.step(TRUNCATED if k % 5 else TRUNCATED | LIFE)
+            assert_draws_exactly(player.buffer, player.kept(0, capacity))
 
 
 def test_a_cut_episode_leads_to_its_last_state() -> None:
@@ -180,11 +179,11 @@ def assert_even(counts: dict[int, int], size: int, number: int) -> None:
     assert max(abs(n - mean) for n in counts.values()) < 5 * mean**0.5
 
 
-@pytest.mark.parametrize("streams", [1, 3])
-def test_draws_are_uniform(streams: int) -> None:
-    player = Player(Buffer(SPACES, 20 * streams, streams), streams)
-    player.play(57, (0.1, 0, 0.1))
-    assert_even(frequencies(player.buffer, 60_000), 20 * streams, 60_000)
+def test_draws_are_uniform() -> None:
+    for streams in [1, 3]:
+        player = Player(Buffer(SPACES, 20 * streams, streams), streams)
+        player.play(57, (0.1, 0, 0.1))
+        assert_even(frequencies(player.buffer, 60_000), 20 * streams, 60_000)
 
 
 def test_draws_are_uniform_where_episodes_are_cut() -> None:
@@ -215,13 +214,13 @@ def test_an_export_holds_all_play_and_ends_with_the_open_state() -> None:
     assert split_segments(rows)[1] == player.moves[0][4:]
 
 
-@pytest.mark.parametrize("most", [2, 3, 7, 12, 13, 14, 100])
-def test_an_export_takes_the_newest_rows(most: int) -> None:
-    player = Player(Buffer(SPACES, 12))
-    player.play(31, (0, 0, 0.3))
-    rows = player.buffer.export(most)
-    assert len(rows["action"]) == min(most, 13)
-    assert split_segments(rows) == [player.moves[0][-min(most - 1, 12) :]]
+def test_an_export_takes_the_newest_rows() -> None:
+    for most in [2, 3, 7, 12, 13, 14, 100]:
+        player = Player(Buffer(SPACES, 12))
+        player.play(31, (0, 0, 0.3))
+        rows = player.buffer.export(most)
+        assert len(rows["action"]) == min(most, 13)
+        assert split_segments(rows) == [player.moves[0][-min(most - 1, 12) :]]
 
 
 def test_an_export_that_would_begin_with_a_closing_row_leaves_it_out() -> None:
@@ -253,14 +252,14 @@ def test_an_export_is_a_copy() -> None:
     assert all(np.array_equal(rows[name], before[name]) for name in rows)
 
 
-@pytest.mark.parametrize("streams", [1, 2])
-def test_a_lesson_draws_the_same_moves_as_its_donor(streams: int) -> None:
-    player = Player(Buffer(SPACES, 20 * streams, streams), streams, 3)
-    player.play(70, (0.1, 0.15, 0.1))
-    player.step(*[0] * streams)
-    lesson = Buffer.of_lesson(SPACES, player.buffer.export(1000))
-    kept = [move for stream in range(streams) for move in player.kept(stream, 20)]
-    assert_draws_exactly(lesson, kept)
+def test_a_lesson_draws_the_same_moves_as_its_donor() -> None:
+    for streams in [1, 2]:
+        player = Player(Buffer(SPACES, 20 * streams, streams), streams, 3)
+        player.play(70, (0.1, 0.15, 0.1))
+        player.step(*[0] * streams)
+        lesson = Buffer.of_lesson(SPACES, player.buffer.export(1000))
+        kept = [move for stream in range(streams) for move in player.kept(stream, 20)]
+        assert_draws_exactly(lesson, kept)
 
 
 def test_a_lesson_of_two_rows_holds_one_move() -> None:
@@ -301,23 +300,23 @@ def test_an_export_never_holds_a_segment_without_a_move() -> None:
     assert all(segments)
 
 
-@pytest.mark.parametrize("streams", [1, 3])
-def test_a_restored_buffer_draws_the_same_and_goes_on_the_same(streams: int) -> None:
-    first = Player(Buffer(SPACES, 12 * streams, streams), streams, 6)
-    first.play(30, (0.1, 0.2, 0.1))
-    state = {name: column.copy() for name, column in first.buffer.state_dict().items()}
-    second = Buffer(SPACES, 12 * streams, streams)
-    second.load_state_dict(state)
-    for _ in range(10):
-        left = first.buffer.draw(np.random.default_rng(1), 50)
-        assert np.array_equal(left, second.draw(np.random.default_rng(1), 50))
-        assert moves_at(first.buffer, left) == moves_at(second, left)
-        actions = np.zeros(streams, dtype=np.int64)
-        obs = np.stack([observation(k + 1000) for k in range(streams)])
-        flags = np.full(streams, TRUNCATED, dtype=np.uint8)
-        step = Step(obs, np.ones(streams, dtype=np.float32), flags, obs + 0)
-        first.buffer.add(actions, step)
-        second.add(actions, step)
+def test_a_restored_buffer_draws_the_same_and_goes_on_the_same() -> None:
+    for streams in [1, 3]:
+        first = Player(Buffer(SPACES, 12 * streams, streams), streams, 6)
+        first.play(30, (0.1, 0.2, 0.1))
+        state = {name: column.copy() for name, column in first.buffer.state_dict().items()}
+        second = Buffer(SPACES, 12 * streams, streams)
+        second.load_state_dict(state)
+        for _ in range(10):
+            left = first.buffer.draw(np.random.default_rng(1), 50)
+            assert np.array_equal(left, second.draw(np.random.default_rng(1), 50))
+            assert moves_at(first.buffer, left) == moves_at(second, left)
+            actions = np.zeros(streams, dtype=np.int64)
+            obs = np.stack([observation(k + 1000) for k in range(streams)])
+            flags = np.full(streams, TRUNCATED, dtype=np.uint8)
+            step = Step(obs, np.ones(streams, dtype=np.float32), flags, obs + 0)
+            first.buffer.add(actions, step)
+            second.add(actions, step)
 
 
 def test_a_buffer_restored_before_its_first_step_knows_its_first_state() -> None:

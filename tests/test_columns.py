@@ -67,14 +67,12 @@ def real_message(pack: bool) -> bytes:
     )
 
 
-@pytest.mark.parametrize("pack", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_and_shape_comes_back_the_same(
-    dtype: str, shape: tuple[int, ...], pack: bool
-) -> None:
-    columns = {"it": sample_array(dtype, shape)}
-    assert same(decode(encode(columns, pack), 10 * LIMIT), columns)
+def test_every_type_and_shape_comes_back_the_same() -> None:
+    for dtype in DTYPES:
+        for shape in SHAPES:
+            for pack in [False, True]:
+                columns = {"it": sample_array(dtype, shape)}
+                assert same(decode(encode(columns, pack), 10 * LIMIT), columns)
 
 
 def test_columns_keep_their_names_and_their_order() -> None:
@@ -98,10 +96,10 @@ def test_big_endian_numbers_travel_as_little_endian() -> None:
     assert np.array_equal(found, np.arange(9))
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_views_with_gaps_are_sent_as_what_they_show(pack: bool) -> None:
-    array = np.arange(600, dtype="<u2").reshape(20, 30)[::3, ::-2].T
-    assert np.array_equal(decode(encode({"n": array}, pack), LIMIT)["n"], array)
+def test_views_with_gaps_are_sent_as_what_they_show() -> None:
+    for pack in [False, True]:
+        array = np.arange(600, dtype="<u2").reshape(20, 30)[::3, ::-2].T
+        assert np.array_equal(decode(encode({"n": array}, pack), LIMIT)["n"], array)
 
 
 def test_decoded_arrays_own_their_memory_and_can_be_written() -> None:
@@ -157,10 +155,10 @@ def test_types_without_a_wire_form_are_not_sent(array: Array) -> None:
         encode({"a": array})
 
 
-@pytest.mark.parametrize("name", ["", "a b", "é", "x" * 121, "a\0", "a:b"])
-def test_names_outside_the_alphabet_are_not_sent(name: str) -> None:
-    with pytest.raises(ValueError, match="has no wire form"):
-        encode({name: np.zeros(1)})
+def test_names_outside_the_alphabet_are_not_sent() -> None:
+    for name in ["", "a b", "é", "x" * 121, "a\0", "a:b"]:
+        with pytest.raises(ValueError, match="has no wire form"):
+            encode({name: np.zeros(1)})
 
 
 def test_an_array_without_dimensions_comes_back_the_same() -> None:
@@ -178,23 +176,23 @@ def test_a_name_that_ends_in_a_newline_is_not_sent() -> None:
         encode({"a\n": np.zeros(1)})
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_every_truncation_is_refused(pack: bool) -> None:
-    message = real_message(pack)
-    for length in range(len(message)):
-        with pytest.raises(DamagedData):
-            decode(message[:length], LIMIT)
+def test_every_truncation_is_refused() -> None:
+    for pack in [False, True]:
+        message = real_message(pack)
+        for length in range(len(message)):
+            with pytest.raises(DamagedData):
+                decode(message[:length], LIMIT)
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_flipped_bit_is_refused_wherever_it_is(pack: bool) -> None:
-    message = real_message(pack)
-    places = [*range(HEADER.size * 8), *range(HEADER.size * 8, len(message) * 8, 13)]
-    for place in places:
-        damaged = bytearray(message)
-        damaged[place // 8] ^= 1 << place % 8
-        with pytest.raises(DamagedData):
-            decode(damaged, LIMIT)
+def test_a_flipped_bit_is_refused_wherever_it_is() -> None:
+    for pack in [False, True]:
+        message = real_message(pack)
+        places = [*range(HEADER.size * 8), *range(HEADER.size * 8, len(message) * 8, 13)]
+        for place in places:
+            damaged = bytearray(message)
+            damaged[place // 8] ^= 1 << place % 8
+            with pytest.raises(DamagedData):
+                decode(damaged, LIMIT)
 
 
 def test_each_damage_says_what_is_wrong() -> None:
@@ -231,13 +229,11 @@ def peak_of_refusal(message: bytes, limit: int, match: str) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("codec", [0, ZSTD])
-@pytest.mark.parametrize("shape", [(1 << 40,), (1 << 32, 1 << 32), (2**64 - 1,) * 8])
-def test_oversized_announcements_are_refused_before_memory_is_taken(
-    shape: tuple[int, ...], codec: int
-) -> None:
-    message = seal(head(shape=shape, codec=codec) + b"x", 1)
-    assert peak_of_refusal(message, 1 << 30, "limit|shape") < 1 << 20
+def test_oversized_announcements_are_refused_before_memory_is_taken() -> None:
+    for shape in [(1 << 40,), (1 << 32, 1 << 32), (2**64 - 1,) * 8]:
+        for codec in [0, ZSTD]:
+            message = seal(head(shape=shape, codec=codec) + b"x", 1)
+            assert peak_of_refusal(message, 1 << 30, "limit|shape") < 1 << 20
 
 
 def test_sizes_are_added_up_over_all_columns() -> None:
@@ -325,9 +321,8 @@ def test_descriptions_that_end_early_are_refused() -> None:
         decode(seal(head() + b"x", 60000), LIMIT)
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype", "dimensions"),
-    [
+def test_descriptions_outside_the_format_are_refused() -> None:
+    for name, dtype, dimensions in [
         (b"", b"|u1", 1),
         (b"a b", b"|u1", 1),
         (b"\xff", b"|u1", 1),
@@ -342,25 +337,21 @@ def test_descriptions_that_end_early_are_refused() -> None:
         (b"a", b"i4,i4", 1),
         (b"a", b"|u1", MOST_DIMENSIONS + 1),
         (b"a", b"|u1", 255),
-    ],
-)
-def test_descriptions_outside_the_format_are_refused(
-    name: bytes, dtype: bytes, dimensions: int
-) -> None:
-    with pytest.raises(DamagedData):
-        decode(seal(head(name, dtype, (1,) * dimensions) + b"x", 1), LIMIT)
+    ]:
+        with pytest.raises(DamagedData):
+            decode(seal(head(name, dtype, (1,) * dimensions) + b"x", 1), LIMIT)
 
 
-@pytest.mark.parametrize(("name", "dtype"), [(b"a\n", b"|u1"), (b"a", b"|u1\n")])
-def test_a_newline_at_the_end_of_a_description_is_refused(name: bytes, dtype: bytes) -> None:
-    with pytest.raises(DamagedData):
-        decode(seal(head(name, dtype) + b"x", 1), LIMIT)
+def test_a_newline_at_the_end_of_a_description_is_refused() -> None:
+    for name, dtype in [(b"a\n", b"|u1"), (b"a", b"|u1\n")]:
+        with pytest.raises(DamagedData):
+            decode(seal(head(name, dtype) + b"x", 1), LIMIT)
 
 
-@pytest.mark.parametrize("shape", [(0, 2**64 - 1), (0, 1 << 40, 1 << 40), (1 << 63, 0)])
-def test_an_empty_column_of_impossible_shape_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(DamagedData):
-        decode(seal(head(shape=shape, stored=0), 1), LIMIT)
+def test_an_empty_column_of_impossible_shape_is_refused() -> None:
+    for shape in [(0, 2**64 - 1), (0, 1 << 40, 1 << 40), (1 << 63, 0)]:
+        with pytest.raises(DamagedData):
+            decode(seal(head(shape=shape, stored=0), 1), LIMIT)
 
 
 @st.composite

@@ -46,23 +46,22 @@ def test_the_bounds_of_all_widths_are_torchs() -> None:
     np.testing.assert_array_equal((1 / np.sqrt(fan)).astype(np.float32), weights)
 
 
-@pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("widths", [(), (3,), (128, 128), (7, 1, 9, 33)])
-@pytest.mark.parametrize(
-    ("identity", "per_task_input"), [("shared", False), ("per_task", True), ("separate", True)]
-)
-def test_the_first_pieces_of_all_networks_are_those_of_modules(
-    identity: str, per_task_input: bool, widths: tuple[int, ...], layer_norm: bool
-) -> None:
-    config = LearnConfig(
-        widths=widths, layer_norm=layer_norm, heads=identity, per_task_input=per_task_input
-    )
-    spaces, found = Spaces((2, 64), "|u1", 18), []
-    for maker in (FastBackend(spaces, config), TorchBackend(spaces, config)):
-        made = [maker.block(part, 2**40 + 77) for part in ("trunk", "input", "head")]
-        found.append([piece.state_dict() for piece in made])
-    for ours, theirs in zip(*found, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name, column in ours.items():
-            assert column.dtype == theirs[name].dtype
-            np.testing.assert_array_equal(column, theirs[name])
+def test_the_first_pieces_of_all_networks_are_those_of_modules() -> None:
+    for identity, per_task_input in [("shared", False), ("per_task", True), ("separate", True)]:
+        for widths in [(), (3,), (128, 128), (7, 1, 9, 33)]:
+            for layer_norm in [False, True]:
+                config = LearnConfig(
+                    widths=widths,
+                    layer_norm=layer_norm,
+                    heads=identity,
+                    per_task_input=per_task_input,
+                )
+                spaces, found = Spaces((2, 64), "|u1", 18), []
+                for maker in (FastBackend(spaces, config), TorchBackend(spaces, config)):
+                    made = [maker.block(part, 2**40 + 77) for part in ("trunk", "input", "head")]
+                    found.append([piece.state_dict() for piece in made])
+                for ours, theirs in zip(*found, strict=True):
+                    assert ours.keys() == theirs.keys()
+                    for name, column in ours.items():
+                        assert column.dtype == theirs[name].dtype
+                        np.testing.assert_array_equal(column, theirs[name])

@@ -99,11 +99,11 @@ def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(name: str, most: in
     assert len(set(moves(lesson.rows))) == len(moves(lesson.rows))
 
 
-@pytest.mark.parametrize("most", [3, 10, 40])
-def test_a_budget_of_less_than_a_segment_is_used_too(most: int) -> None:
-    rows = played(500)
-    chosen = choose(rows, most, CHOOSERS["recent"], _worth(rows), _rng())
-    assert 2 <= len(chosen["flags"]) <= most
+def test_a_budget_of_less_than_a_segment_is_used_too() -> None:
+    for most in [3, 10, 40]:
+        rows = played(500)
+        chosen = choose(rows, most, CHOOSERS["recent"], _worth(rows), _rng())
+        assert 2 <= len(chosen["flags"]) <= most
 
 
 def test_play_that_fits_is_kept_whole() -> None:
@@ -128,15 +128,15 @@ def test_td_keeps_the_segments_with_the_largest_differences() -> None:
     assert moves(chosen) == [*range(100, 150), *range(600, 650), *range(900, 950)]
 
 
-@pytest.mark.parametrize("name", ["uniform", "reservoir"])
-def test_uniform_keeps_every_segment_equally_often(name: str) -> None:
-    rows, counts = played(1000), np.zeros(20)
-    for seed in range(1000):
-        chosen = choose(rows, 5 * 51, CHOOSERS[name], _worth(rows), _rng(seed))
-        counts[np.array(moves(chosen))[::50] // 50] += 1
-    assert counts.sum() == 5000
-    chi_squared = float(np.square(counts - 250).sum() / 250)
-    assert chi_squared < 43.8  # 19 degrees of freedom: exceeded once in a thousand times
+def test_uniform_keeps_every_segment_equally_often() -> None:
+    for name in ["uniform", "reservoir"]:
+        rows, counts = played(1000), np.zeros(20)
+        for seed in range(1000):
+            chosen = choose(rows, 5 * 51, CHOOSERS[name], _worth(rows), _rng(seed))
+            counts[np.array(moves(chosen))[::50] // 50] += 1
+        assert counts.sum() == 5000
+        chi_squared = float(np.square(counts - 250).sum() / 250)
+        assert chi_squared < 43.8  # 19 degrees of freedom: exceeded once in a thousand times
 
 
 def test_choosing_again_from_a_choice_keeps_segments_whole() -> None:

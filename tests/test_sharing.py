@@ -92,25 +92,20 @@ def test_a_policy_fetches_what_it_names_and_nothing_else(policy: str, donors: li
     assert [donor for donor, _ in link.fetched] == donors
 
 
-@pytest.mark.parametrize(
-    ("policy", "kind", "order"),
-    [
+def test_the_nearest_by_the_policys_own_measure_are_taken() -> None:
+    for policy, kind, order in [
         # to (1, 0.4): Euclid 0.4, 1.17, 3.28; sorted outputs 0.2 and 0.2 (the better score wins)
         # and 2.3; cosine 0.07, 0.63, 0.08
         ("simnet", "weights", [1, 2, 3]),
         ("simnet", "outputs", [1, 2, 3]),
         ("wasserstein", "weights", [1, 3, 2]),
-    ],
-)
-def test_the_nearest_by_the_policys_own_measure_are_taken(
-    policy: str, kind: str, order: list[int]
-) -> None:
-    own = np.array([1, 0.4], dtype="<f4")
-    for nearest in (1, 2, 3):
-        link = Donors(_offers())
-        side = _Side(link, share__policy=policy, simnet__distance=kind, share__nearest=nearest)
-        assert side.take(own) == sorted(order[:nearest])
-        assert [donor for donor, _ in link.fetched] == order[:nearest]
+    ]:
+        own = np.array([1, 0.4], dtype="<f4")
+        for nearest in (1, 2, 3):
+            link = Donors(_offers())
+            side = _Side(link, share__policy=policy, simnet__distance=kind, share__nearest=nearest)
+            assert side.take(own) == sorted(order[:nearest])
+            assert [donor for donor, _ in link.fetched] == order[:nearest]
 
 
 def test_offers_with_another_kind_of_embedding_are_not_compared() -> None:

@@ -196,14 +196,14 @@ def test_who_leaves_early_blocks_nobody_and_is_blended_with_no_longer() -> None:
         np.testing.assert_allclose(side.weights, middle, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["none", "gradients"])
-def test_other_modes_do_not_blend(mode: str) -> None:
-    link = Donors()
-    side = Side(0, link, [1], sync__mode=mode, sync__interval=1)
-    before = side.weights
-    side.sync.blend(side.learner, 1)
-    assert link.traded == []
-    np.testing.assert_array_equal(side.weights, before)
+def test_other_modes_do_not_blend() -> None:
+    for mode in ["none", "gradients"]:
+        link = Donors()
+        side = Side(0, link, [1], sync__mode=mode, sync__interval=1)
+        before = side.weights
+        side.sync.blend(side.learner, 1)
+        assert link.traded == []
+        np.testing.assert_array_equal(side.weights, before)
 
 
 # ── the free clock ─────────────────────────────────────────────────────────────────────────────
@@ -285,21 +285,17 @@ def averaged(made: Sequence[Side], updates: int) -> None:
     run_on_all(made, live)
 
 
-@pytest.mark.parametrize(
-    ("size", "wire", "clip"), [(2, "float32", 0.05), (3, "float32", 0.0), (3, "float16", 0.0)]
-)
-def test_averaged_gradients_keep_all_learners_alike_to_the_bit(
-    size: int, wire: str, clip: float
-) -> None:
-    settings: dict[str, Any] = {"sync__mode": "gradients", "learn__max_grad_norm": clip}
-    made = sides(size, sync__dtype=wire, **settings)
-    assert len({side.weights.tobytes() for side in made}) == size
-    averaged(made, 12)  # the target follows after 10
-    states = [side.learner.state_dict() for side in made]
-    assert all(same_bits(states[0], state) for state in states[1:])
-    kind = "<f2" if wire == "float16" else "<f4"
-    wanted = one_for_all(range(size), 12, kind, **settings)
-    assert same_bits(states[0], wanted.state_dict())
+def test_averaged_gradients_keep_all_learners_alike_to_the_bit() -> None:
+    for size, wire, clip in [(2, "float32", 0.05), (3, "float32", 0.0), (3, "float16", 0.0)]:
+        settings: dict[str, Any] = {"sync__mode": "gradients", "learn__max_grad_norm": clip}
+        made = sides(size, sync__dtype=wire, **settings)
+        assert len({side.weights.tobytes() for side in made}) == size
+        averaged(made, 12)  # the target follows after 10
+        states = [side.learner.state_dict() for side in made]
+        assert all(same_bits(states[0], state) for state in states[1:])
+        kind = "<f2" if wire == "float16" else "<f4"
+        wanted = one_for_all(range(size), 12, kind, **settings)
+        assert same_bits(states[0], wanted.state_dict())
 
 
 def test_sixteen_bits_give_other_weights_than_thirty_two() -> None:
@@ -382,13 +378,13 @@ def test_an_update_averages_the_whole_gradient_once() -> None:
     assert asked == [len(side.weights)]
 
 
-@pytest.mark.parametrize("mode", ["none", "weights"])
-def test_other_modes_do_not_average(mode: str) -> None:
-    link = Donors()
-    side = Side(0, link, [1], sync__mode=mode)
-    side.sync.start(side.learner)
-    assert side.sync.average_grad is None
-    assert link.traded == []
+def test_other_modes_do_not_average() -> None:
+    for mode in ["none", "weights"]:
+        link = Donors()
+        side = Side(0, link, [1], sync__mode=mode)
+        side.sync.start(side.learner)
+        assert side.sync.average_grad is None
+        assert link.traded == []
 
 
 def test_an_agent_without_peers_trades_nothing() -> None:
@@ -444,40 +440,40 @@ def blended_with(answers: Sequence[bytes]) -> Side:
     return side
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_bad_weights_of_a_neighbour_do_not_enter_the_blend(kind: str) -> None:
-    theirs = [Side(k, Donors(), []).learner.get_weights() for k in (1, 2)]
-    good, bad = encode(theirs[0]), spoilt(theirs[1], "head", kind)
-    fresh, both = Side(0, Donors(), []).weights, blended_with([good, encode(theirs[1])])
-    found = blended_with([good, bad])
-    other = np.concatenate([theirs[0]["trunk"], theirs[0]["head"]])
-    np.testing.assert_allclose(found.weights, (fresh + other) / 2, atol=1e-6)
-    assert not np.allclose(both.weights, found.weights)
-    np.testing.assert_array_equal(blended_with([bad, bad]).weights, fresh)
-    assert found.sync.group.peers == [1, 2]  # it may do better next time
+def test_bad_weights_of_a_neighbour_do_not_enter_the_blend() -> None:
+    for kind in BROKEN:
+        theirs = [Side(k, Donors(), []).learner.get_weights() for k in (1, 2)]
+        good, bad = encode(theirs[0]), spoilt(theirs[1], "head", kind)
+        fresh, both = Side(0, Donors(), []).weights, blended_with([good, encode(theirs[1])])
+        found = blended_with([good, bad])
+        other = np.concatenate([theirs[0]["trunk"], theirs[0]["head"]])
+        np.testing.assert_allclose(found.weights, (fresh + other) / 2, atol=1e-6)
+        assert not np.allclose(both.weights, found.weights)
+        np.testing.assert_array_equal(blended_with([bad, bad]).weights, fresh)
+        assert found.sync.group.peers == [1, 2]  # it may do better next time
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_bad_gradient_of_a_neighbour_does_not_enter_the_mean(kind: str) -> None:
-    twin = encode(Side(0, Donors(), []).learner.task_state_dict())
-    slope = {"gradient": np.full(len(Side(0, Donors(), []).weights), 9.0, dtype="<f4")}
-    link = Donors(answers=[twin, spoilt(slope, "gradient", kind)])
-    side, alone = Side(0, link, [1], sync__mode="gradients"), Side(0, Donors(), [])
-    side.sync.start(side.learner)
-    for made in (side, alone):
-        made.learn(1)
-    assert len(link.traded) == 2
-    assert same_bits(side.learner.state_dict(), alone.learner.state_dict())
+def test_a_bad_gradient_of_a_neighbour_does_not_enter_the_mean() -> None:
+    for kind in BROKEN:
+        twin = encode(Side(0, Donors(), []).learner.task_state_dict())
+        slope = {"gradient": np.full(len(Side(0, Donors(), []).weights), 9.0, dtype="<f4")}
+        link = Donors(answers=[twin, spoilt(slope, "gradient", kind)])
+        side, alone = Side(0, link, [1], sync__mode="gradients"), Side(0, Donors(), [])
+        side.sync.start(side.learner)
+        for made in (side, alone):
+            made.learn(1)
+        assert len(link.traded) == 2
+        assert same_bits(side.learner.state_dict(), alone.learner.state_dict())
 
 
 TWINS = ["short", "long", "flat", "scalar", "empty", "cut", "junk", "flipped", "missing", "nothing"]
 
 
-@pytest.mark.parametrize("kind", TWINS)
-def test_a_bad_learner_of_the_lowest_agent_is_not_taken_over(kind: str) -> None:
-    other = Side(0, Donors(), [])
-    other.learn(3)
-    link = Donors(answers=[spoilt(other.learner.task_state_dict(), "trunk/params", kind)])
-    side, before = Side(1, link, [0], sync__mode="gradients"), Side(1, Donors(), [])
-    side.sync.start(side.learner)
-    assert same_bits(side.learner.task_state_dict(), before.learner.task_state_dict())
+def test_a_bad_learner_of_the_lowest_agent_is_not_taken_over() -> None:
+    for kind in TWINS:
+        other = Side(0, Donors(), [])
+        other.learn(3)
+        link = Donors(answers=[spoilt(other.learner.task_state_dict(), "trunk/params", kind)])
+        side, before = Side(1, link, [0], sync__mode="gradients"), Side(1, Donors(), [])
+        side.sync.start(side.learner)
+        assert same_bits(side.learner.task_state_dict(), before.learner.task_state_dict())

@@ -47,23 +47,23 @@ def test_known_targets_are_those_of_the_rows_at_every_moment(recipe: Recipe, str
             assert_both_ways_agree(buffer, recipe)
 
 
-@pytest.mark.parametrize("steps", [4, 20, 70])
-def test_a_restored_buffer_knows_the_same_bits_and_goes_on_with_them(steps: int) -> None:
-    recipe = Recipe(50, 0.9, 4, "none")
-    first = Player(Buffer(SPACES, 30).track(recipe), seed=steps)
-    first.play(steps, (0.05, 0.05, 0.1))
-    second = Player(Buffer(SPACES, 30).track(recipe), seed=steps)
-    second.play(7, (0.1, 0.1, 0.1))
-    second.buffer.load_state_dict(first.buffer.state_dict())
-    second.rng = np.random.default_rng(8)
-    first.rng, second.states, second.now = np.random.default_rng(8), first.states, first.now[:]
-    for _ in range(12):
-        rows = first.buffer.draw(np.random.default_rng(1), 50)
-        left, right = (batch_at(player.buffer, recipe, rows) for player in (first, second))
-        for name in ("states", "actions", "returns", "next_states", "discounts"):
-            assert np.array_equal(getattr(left, name), getattr(right, name))
-        for player in (first, second):
-            player.play(1, (0.05, 0.05, 0.1))
+def test_a_restored_buffer_knows_the_same_bits_and_goes_on_with_them() -> None:
+    for steps in [4, 20, 70]:
+        recipe = Recipe(50, 0.9, 4, "none")
+        first = Player(Buffer(SPACES, 30).track(recipe), seed=steps)
+        first.play(steps, (0.05, 0.05, 0.1))
+        second = Player(Buffer(SPACES, 30).track(recipe), seed=steps)
+        second.play(7, (0.1, 0.1, 0.1))
+        second.buffer.load_state_dict(first.buffer.state_dict())
+        second.rng = np.random.default_rng(8)
+        first.rng, second.states, second.now = np.random.default_rng(8), first.states, first.now[:]
+        for _ in range(12):
+            rows = first.buffer.draw(np.random.default_rng(1), 50)
+            left, right = (batch_at(player.buffer, recipe, rows) for player in (first, second))
+            for name in ("states", "actions", "returns", "next_states", "discounts"):
+                assert np.array_equal(getattr(left, name), getattr(right, name))
+            for player in (first, second):
+                player.play(1, (0.05, 0.05, 0.1))
 
 
 def test_a_lesson_knows_its_targets_at_once() -> None:
