@@ -196,7 +196,7 @@ HANGS = (*SMOKE, *LAZY, "--tasks", "plugins:Hangs-v0")
 
 
 def test_when_all_ranks_hang_the_job_is_ended_from_outside(mpi: str, out: Path) -> None:
-    options = ("--set", "timeout=2", "--out", str(out))
+    options = ("--set", "timeout=6", "--out", str(out))
     result = mpirun(2, "train", *HANGS, *options, mpi=mpi, timeout=90)
     assert result.code == 76, result.err
     [said] = result.complaints
@@ -362,7 +362,7 @@ def test_five_agents_share_ten_real_games(out: Path) -> None:
     result = mpirun(
         5,
         "train",
-        *("--job", "quick", "--frames", "130", "--set", "evaluation.max_steps=20", *LAZY),
+        *("--job", "quick", "--frames", "130", "--set", "evaluation.max_steps=20"),
         *("--out", str(out)),
         timeout=300,
     )
