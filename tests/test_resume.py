@@ -311,7 +311,7 @@ def tasks_of(out: Path, agent: int) -> list[int]:
 def test_a_closed_terminal_stops_one_agent_alone_politely(out: Path) -> None:
     leader, follower = os.openpty()
     command = ["canal-mpi", "train", *LONG, "--frames", "200000", "--out", str(out)]
-    streams = {"stdin": follower, "stdout": follower, "stderr": follower}
+    streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
     take_terminal = partial(fcntl.ioctl, follower, termios.TIOCSCTTY, 0)
     job = start(command, start_new_session=True, preexec_fn=take_terminal, **streams)
     os.close(follower)
