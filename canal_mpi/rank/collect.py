@@ -7,6 +7,7 @@ everybody's rows, so that whoever is left can write them.
 
 import struct
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Collector(Rows):
     def flush(self, round_: int) -> None:
         """Hand on this round's rows; in rounds they are in run.h5 when this returns."""
         logger.info("round %d done", round_)
-        world, rows = self.world, encode(self.take(), pack=True)
+        start, world, rows = monotonic(), self.world, encode(self.take(), pack=True)
         self._history[round_] = rows
         for peer in self._keepers():
             if peer != world.rank:
@@ -75,7 +76,7 @@ class Collector(Rows):
         if waits:
             world.broadcast(b"written", world.agents)
         if self.display is not None:
-            self.display.round_done(round_)
+            self.display.round_done(round_, monotonic() - start)
 
     def _keepers(self) -> list[int]:
         """Who gets every agent's rows."""

@@ -54,7 +54,7 @@ class Display:
         self._last_status = 0.0
         self._rates: list[float | None] = [None for _ in self.hosts]  # steps per second
         self._counted = (self._start, [0 for _ in self.hosts])  # steps of the agents at a time
-        self._mean_hns, self._note = nan, ""
+        self._mean_hns, self._note, self._writing = nan, "", 0.0
         self._warned: set[int] = set()
 
     @property
@@ -153,8 +153,12 @@ class Display:
         there = [Progress(round=round_) for _ in self.hosts]
         self.done_before = self.workload.done(there)
 
-    def round_done(self, round_: int) -> None:
-        """Say what came of a round; with the free clock, of all tasks that are done."""
+    def round_done(self, round_: int, seconds: float = 0.0) -> None:
+        """Say what came of a round; with the free clock, of all tasks that are done.
+
+        Writing it took so many seconds: after the last round no row of a task counts them.
+        """
+        self._writing = seconds
         if not round_:
             return
         free = self.job.share.free
@@ -214,7 +218,9 @@ class Display:
     def end(self, status: str, **facts: str) -> None:
         """Let the small files say how the run ended."""
         if self.job.share.free and status == self.store.end:
-            self.round_done(self.rounds)  # rows of others came after rank 0's own last round
+            self.round_done(
+                self.rounds, self._writing
+            )  # rows of others came after rank 0's own last round
         self.write_status(status)
         self.event(status, **facts)
 
@@ -224,8 +230,9 @@ class Display:
         `core` is for how many seconds all agents together waited for a core, `started` when the
         program did.
         """
-        run = self.before + self.agents_done - self.began
-        took = Took(self.began - started, run, monotonic() - self.agents_done, core)
+        run = self.before + self.agents_done - self.began - self._writing
+        end = monotonic() - self.agents_done + self._writing
+        took = Took(self.began - started, run, end, core)
         self.say("\n".join(summary(self.job, self.store, took)))
 
 
