@@ -378,13 +378,12 @@ def test_hostile_networks_are_refused_by_evaluate(forks: Forks, trained: Path) -
         "short": good | {block: np.zeros(3, dtype=np.float32)},
         "not finite": good | {block: np.full_like(good[block], np.nan)},
         "texts": good | {block: np.array([b"x"] * len(good[block]))},
-        "whole numbers": good | {block: np.zeros(len(good[block]), dtype="<i8")},
     }
     crafts: dict[str, Craft] = PLACES | {
         what: lambda path, arrays=arrays: write_arrays(path, arrays, {})
         for what, arrays in lies.items()
     }
-    crafts |= {what: crafted(change) for what, change in GENERAL.items()}
+    crafts |= {"nested": crafted(nested), "crowded": crafted(crowded)}  # attributes are not read
     crafts |= {"bomb": crafted(bomb(block)), "virtual": crafted(virtual(block))}
     for what, craft in crafts.items():
         there = copied(trained, what)
@@ -442,7 +441,6 @@ STATES: dict[str, Craft] = {  # found only when the agent takes them up
     "short weights": all_like("learner/blocks/", lambda v: v[:3]),
     "weights that are not finite": all_like("learner/blocks/", lambda v: np.full_like(v, np.nan)),
     "texts": all_like("own/", lambda v: np.full(v.shape, b"x")),
-    "longer arrays": all_like("own/action", lambda v: np.concatenate([v, v])),
     "rows that are no rows": all_like("sink/", lambda v: v[::-1].copy()),
     "half a random stream": all_like("streams/", lambda v: v[:1]),
 }
