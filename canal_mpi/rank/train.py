@@ -236,9 +236,9 @@ class TrainingRun:
         stop_signals.defer()  # a signal only asks here too: agents have to save
         try:
             server.serve()
+            self._leave(None, None)
         finally:
-            server.close()
-        self._leave(None, None)
+            server.close()  # agents don't wait for the end of its workers
 
     def _leave(self, agent: Agent | None, sink: Collector | None) -> None:
         """Everybody is done: write the last rows, and close MPI together."""
