@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -213,13 +214,13 @@ class TrainingRun:
         self._restore(agent, link, sink)
         command = resume_command(world, self.plan.folder)
         self.shutdown.allow(command, self.request.max_time, self._mark)
-        if self.display:
-            self.display.began = monotonic()
+        begin = monotonic()
         agent.run()
+        ran = monotonic() - begin
         link.settle()
         if isinstance(agent.envs, RemoteMaker):
             agent.envs.close()
-        self._leave(agent, sink)
+        self._leave(sink, (begin, ran, agent.record.core_waited))
 
     def _serve(self) -> None:
         """An env server's work."""
@@ -236,19 +237,23 @@ class TrainingRun:
         stop_signals.defer()  # a signal only asks here too: agents have to save
         try:
             server.serve()
-            self._leave(None, None)
+            self._leave(None)
         finally:
             server.close()  # agents don't wait for the end of its workers
 
-    def _leave(self, agent: Agent | None, sink: Collector | None) -> None:
-        """Everybody is done: write the last rows, and close MPI together."""
+    def _leave(self, sink: Collector | None, times: Sequence[float] = ()) -> None:
+        """Everybody is done: write the last rows, and close MPI together.
+
+        An agent's times are when it began, how long it ran, and how long it waited for a core.
+        """
         self.world.barrier()  # who is done answers other agents until all are
         self.shutdown.forbid()
-        if self.display:
-            self.display.agents_done = monotonic()
-        if agent is not None and sink is not None:
-            waits = self.world.gather_json(agent.record.core_waited, self.world.agents)
-            self.core_waited = sum(waits.values())
+        if sink is not None:
+            all_times = self.world.gather_json(times, self.world.agents).values()
+            if self.display:  # it takes the agents a moment to part
+                _, ran, waited = zip(*all_times, strict=True)
+                self.display.began, self.display.agents_done = times[0], times[0] + max(ran)
+                self.core_waited = sum(waited)
             sink.close()
             if self.world.speaks_for_host() and not (self.job.checkpoint.keep or self.faults):
                 remove_all(self.plan.folder)
