@@ -16,6 +16,7 @@ import pytest
 from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.files import (
+    _LOCKS,
     NAME,
     PARTS,
     RESULTS,
@@ -137,6 +138,7 @@ def opened() -> Iterator[list[RunDirectory]]:
 
 def release(directory: RunDirectory) -> None:
     if directory._lock is not None:
+        _LOCKS.remove(directory._lock)
         os.close(directory._lock)
         directory._lock = None
 

@@ -105,7 +105,7 @@ def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> No
     dqn, seen = learner(agent), []
 
     def after_first(kind: str, name: str, columns: dict[str, Array]) -> None:
-        if kind == "checkpoints":
+        if (kind, name) == ("checkpoints", "learner"):
             past = agent.rehearsal.tasks[RIGHT]
             dqn.task, task = RIGHT, dqn.task
             seen.append(
