@@ -40,6 +40,7 @@ def same_bits(one: Path, other: Path, agents: int) -> None:
         assert differences(columns(one / file), columns(other / file)) == []
 
 
+@pytest.mark.alone
 def test_agents_learn_the_same_bits_wherever_their_environments_run(tmp_path: Path) -> None:
     job, local = ("train", *SMOKE, "--envs-per-agent", "3"), tmp_path / "local"
     assert mpirun(2, *job, "--out", str(local)).code == 0

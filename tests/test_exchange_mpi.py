@@ -41,6 +41,7 @@ def learnt(run_file: Path) -> dict[tuple[int, int], tuple[str, str]]:
 
 
 @pytest.mark.parametrize("topology", ["ring", "hypercube", "path_graph", "edges.txt"])
+@pytest.mark.alone
 def test_agents_learn_from_the_lessons_that_reachability_gives_them(
     topology: str, one_way: str, out: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(tmp_path: Path) -
         assert (waited[others] > 0.4 * rounds).all()
 
 
+@pytest.mark.alone
 def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
     options = ("--exchange", "free", "--topology", "ring", "--out", str(out))
     result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)

@@ -358,6 +358,7 @@ def test_ranks_with_different_code_are_refused(mpi: str, out: Path, tmp_path: Pa
 
 
 @pytest.mark.atari
+@pytest.mark.alone
 def test_five_agents_share_ten_real_games(out: Path) -> None:
     result = mpirun(
         5,
@@ -391,6 +392,7 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(out: Path, mpi: str
         assert file.attrs["status"] == "finished"
 
 
+@pytest.mark.alone
 def test_a_run_ends_with_its_report(mpi: str, out: Path) -> None:
     job = ("--job", "smoke", "--frames", "60", *LAZY, "--out", str(out))
     result = mpirun(2, "train", *job, mpi=mpi, CANAL_REPORT="true")
