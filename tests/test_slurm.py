@@ -7,7 +7,8 @@ import pytest
 from launch import ROOT, run
 from slurm import Slurm, why_not
 
-pytestmark = [pytest.mark.root, pytest.mark.alone]  # one Slurm at a time: its ports are fixed
+# One Slurm at a time: its ports are fixed.
+pytestmark = [pytest.mark.mpi, pytest.mark.root, pytest.mark.alone]
 JOBS = ROOT / "jobs"
 JOB_TOML = """
 tasks = ["CartPole-v1", "Acrobot-v1", "MountainCar-v0"]

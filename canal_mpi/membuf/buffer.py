@@ -13,6 +13,7 @@ import numpy as np
 from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Array, Columns, Spaces, Step
 
 TARGET_BYTES = 5  # of a row
+ENDS = TERMINATED | LAST  # flags of a row that the next one does not follow
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ FOUND_AT_ONCE = 65536  # rows whose targets are worked out together
 def observations(rows: Columns, spaces: Spaces) -> Array:
     """What the agent saw at each row of a lesson: the frames of its observation, stacked."""
     first = np.ones(len(rows["flags"]), dtype=bool)
-    first[1:] = (rows["flags"][:-1] & (TERMINATED | LAST)) != 0
+    first[1:] = (rows["flags"][:-1] & ENDS) != 0
     places = [np.arange(len(first))]
     for _ in range(spaces.stack - 1):
         places.insert(0, places[0] - ~first[places[0]])

@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import LAST, TERMINATED, Array, Batch, Columns, Spaces
-from canal_mpi.membuf.buffer import Buffer, Recipe
+from canal_mpi.interfaces import LAST, Array, Batch, Columns, Spaces
+from canal_mpi.membuf.buffer import ENDS, Buffer, Recipe
 from canal_mpi.state import compiled, inlined
 
 ONE = np.float32(1)
-ENDS = TERMINATED | LAST  # flags of a row that the next one does not follow
 
 
 @inlined
