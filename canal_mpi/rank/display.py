@@ -144,6 +144,8 @@ class Display:
     def _left(self) -> float:
         """Seconds that the run will still take, NaN at first."""
         done = self.workload.done(self._progress)
+        if done <= self.done_before:
+            self._start = monotonic()  # starting and compiling tell nothing of what comes
         if done - self.done_before < 0.02:
             return nan
         return (monotonic() - self._start) * (1 - done) / (done - self.done_before)

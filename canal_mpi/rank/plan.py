@@ -26,6 +26,7 @@ PRODUCT = 47e-6  # two matrices of 128 × 128
 STEP = 400e-6  # an agent step without learning
 UPDATE = 550e-6  # an update with a batch of 128
 FIXED = 0.4  # part of it that does not depend on the batch
+DISTILL = 0.26  # imitating until it no longer improves, against the most updates that are allowed
 EVALUATED = 500e-6  # a step of an evaluation
 EPISODE = 1000  # steps of an evaluation episode
 START = 10.0  # until all ranks are there
@@ -291,5 +292,5 @@ def _taught(job: Job, update: float) -> float:
     reuse, steps = job.reuse, job.train.steps
     own = reuse.steps * steps if reuse.mode != "replay" else 0.0
     teaches = reuse.mode in ("distill", "adopt")
-    updates = reuse.pretrain_updates * steps if teaches else steps * (own == 0)
+    updates = DISTILL * reuse.pretrain_updates * steps if teaches else steps * (own == 0)
     return own * (STEP + job.learn.updates_per_step * update) + updates * update
