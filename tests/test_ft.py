@@ -132,7 +132,7 @@ def test_rank_0_may_be_the_one_that_dies_and_others_with_it(exchange: str, out: 
 @pytest.mark.parametrize("exchange", ["rounds", "free"])
 def test_a_run_that_lost_a_rank_is_stopped_and_resumed(exchange: str, out: Path) -> None:
     """In rounds without the dead agent; with the free clock it comes back, too."""
-    options = (*SMOKE, *LAZY, "--ft", "--frames", "20000", "--exchange", exchange)
+    options = (*SMOKE, *LAZY, "--ft", "--frames", "6000", "--exchange", exchange)
     job = start([*TOLERANT, "3", "canal-mpi", "train", *options, "--out", str(out)])
     kill_with_checkpoint(job, out, "agent-2")
     wait_until(lambda: "death" in (out / "events.jsonl").read_text(), job)
