@@ -1,15 +1,14 @@
-"""Shared-experience lifelong reinforcement learning on MPI."""
+"""Shared-experience lifelong reinforcement learning on MPI.
+
+`__init__.pyi` has the types of what is imported by its first use.
+"""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from canal_mpi.api import evaluate, train
-    from canal_mpi.results.reader import load
+from typing import Any
 
 __version__ = "0.2.0"
-__all__ = ["evaluate", "load", "train"]
 HOMES = {"evaluate": "canal_mpi.api", "load": "canal_mpi.results.reader", "train": "canal_mpi.api"}
+__all__ = [*HOMES]
 
 
 def __getattr__(name: str) -> Any:

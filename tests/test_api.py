@@ -80,7 +80,7 @@ def test_what_is_wrong_is_an_exception(out: Path) -> None:
     with pytest.raises(CanalError, match="holds a run already"):
         train(out=out)
     with pytest.raises(AttributeError, match="no attribute 'tain'"):
-        canal_mpi.tain  # noqa: B018
+        canal_mpi.tain  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_a_signal_saves_and_the_run_is_resumed_here(out: Path) -> None:

@@ -13,6 +13,7 @@ from launch import ROOT, Result, environment, run
 import canal_mpi
 
 INSTALLED = (
+    "canal_mpi/__init__.pyi",
     "canal_mpi/py.typed",
     "canal_mpi/jobs/smoke.toml",
     "canal_mpi/report/templates/sort.js",
