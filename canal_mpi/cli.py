@@ -38,7 +38,6 @@ FLAGS = {  # option of train: its setting and its help
     "--reuse": ("reuse.mode", "How a lesson is used: distill, mix, replay, or adopt."),
     "--topology": ("share.topology", "Who hears whom; `canal-mpi topology --help` names them."),
     "--exchange": ("share.exchange", "rounds: in step, reproducible; free: agents never wait."),
-    "--sync": ("sync.mode", "On the same task also share parameters: weights or gradients."),
     "--lessons": ("share.lessons", "Offer the lessons of an earlier run too."),
     "--init": ("init", "Start from the learners of an earlier run's agents."),
     "--envs-per-agent": ("train.num_envs", "Environments that an agent plays at once."),

@@ -29,9 +29,7 @@ class MessageKind(IntEnum):
     OFFERS = 1
     REQUEST = 2
     LESSON = 3
-    SWAPS = 4  # rows, among neighbours on the same task, as the last two
-    WEIGHTS = 5
-    GRADIENTS = 6
+    SWAPS = 4  # rows, among neighbours on the same task
 
 
 @dataclass(frozen=True)
@@ -177,7 +175,7 @@ class Learner(ABC):
 
     Made as `Class(spaces, job, seed)`; `seed(name)` is this agent's seed for one purpose. The five
     abstract methods are enough to train. The others have defaults, and what a default can't do
-    (teach, be taught, share weights, rank rows by TD error) is not used or refused.
+    (teach, be taught, rank rows by TD error) is not used or refused.
     """
 
     @abstractmethod
@@ -189,12 +187,8 @@ class Learner(ABC):
         """The greedy action for each observation of the current task."""
 
     @abstractmethod
-    def update(self, batch: Batch, average_grad: Callable[[Array], Array] | None = None) -> float:
-        """Learn from a batch of one task and return the loss.
-
-        `average_grad` (with `sync.mode = gradients` only) turns this agent's gradient into the
-        mean of several agents'.
-        """
+    def update(self, batch: Batch) -> float:
+        """Learn from a batch of one task and return the loss."""
 
     @abstractmethod
     def state_dict(self) -> Columns:
@@ -244,19 +238,6 @@ class Learner(ABC):
         """KL(teacher ‖ own policy) and the fraction of equal greedy actions; NaN: no teacher."""
         return nan, nan
 
-    def polyak_update(self, weights: Columns, tau: float) -> None:
-        """Move the weights of the current task towards others': (1 − τ) · own + τ · theirs."""
-        own = self.get_weights()
-        self.set_weights({name: (1 - tau) * own[name] + tau * weights[name] for name in own})
-
-    def task_state_dict(self) -> Columns:
-        """What an agent that joins in on the current task starts from."""
-        return self.state_dict()
-
-    def load_task_state_dict(self, state: Columns) -> None:
-        """Take over another agent's `task_state_dict`; DamagedData where it does not fit."""
-        self.load_state_dict(state)
-
 
 class Link(Protocol):
     """An agent's edges to the others: offers first, then only what is wanted."""
@@ -269,10 +250,8 @@ class Link(Protocol):
     def publish(self, offer: Offer | None, data: bytes) -> None: ...
     def offers(self) -> list[Offer]: ...
     def fetch(self, wanted: Sequence[Offer]) -> list[FetchResult]: ...
-    def trade(
-        self, peers: Sequence[int], data: bytes, kind: MessageKind
-    ) -> list[tuple[int, bytes]]: ...
-    def leave(self, peers: Sequence[int], kind: MessageKind) -> None: ...
+    def trade(self, peers: Sequence[int], data: bytes) -> list[tuple[int, bytes]]: ...
+    def leave(self, peers: Sequence[int]) -> None: ...
     def poll(self) -> None: ...
     def settle(self) -> None: ...
     def state_dict(self) -> Columns: ...

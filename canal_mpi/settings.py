@@ -11,7 +11,6 @@ from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
 PACKS = ("auto", "always", "never")
-SYNC_MODES = ("none", "weights", "gradients")
 TRACKERS = ("prometheus", "tensorboard", "wandb")
 
 
@@ -204,16 +203,6 @@ class RowExchangeConfig:
 
 
 @dataclass(frozen=True)
-class SyncConfig:
-    """Sharing of weights or gradients among neighbours on the same task."""
-
-    mode: str = setting("none", "what neighbours on the same task average", names=SYNC_MODES)
-    interval: int = setting(500, "own steps between two averages of weights", 1)
-    tau: float = setting(0.5, "weight of the neighbours' mean in an average of weights", 0, 1)
-    dtype: str = setting("float32", "numbers on the wire", names=("float32", "float16"))
-
-
-@dataclass(frozen=True)
 class EvaluationConfig:
     """What measures agents, after their last round; it decides nothing."""
 
@@ -262,7 +251,6 @@ class Job:
     share: ShareConfig = field(default_factory=ShareConfig)
     simnet: SimnetConfig = field(default_factory=SimnetConfig)
     row_exchange: RowExchangeConfig = field(default_factory=RowExchangeConfig)
-    sync: SyncConfig = field(default_factory=SyncConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     # For hosts by pattern, as in nano-*; of rules that match, the first with a setting decides.

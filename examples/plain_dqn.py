@@ -61,7 +61,7 @@ class PlainDQN(Learner):
         discounts = torch.from_numpy(batch.discounts)
         return torch.from_numpy(batch.returns) + discounts * target_q.gather(1, best).squeeze(1)
 
-    def update(self, batch: Batch, average_grad: object = None) -> float:
+    def update(self, batch: Batch) -> float:
         """One step of Adam on a batch; returns the loss."""
         targets = self.td_targets(batch)
         actions = torch.from_numpy(batch.actions).unsqueeze(1)

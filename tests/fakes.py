@@ -93,9 +93,6 @@ class Chains:
         return self.envs[-1]
 
 
-Average = Callable[[Array], Array] | None
-
-
 class FakeLearner(Learner):
     """Always takes the same action and notes what it was asked to do."""
 
@@ -108,7 +105,7 @@ class FakeLearner(Learner):
     def act(self, obs: Array) -> Array:
         return np.full(len(obs), self.action, dtype=np.int64)
 
-    def update(self, batch: Batch, average_grad: Average = None) -> float:
+    def update(self, batch: Batch) -> float:
         self.log.append("update")
         return 0.5
 
@@ -129,15 +126,6 @@ class FakeLearner(Learner):
 
     def set_weights(self, network: Columns) -> None:
         self.log.append("adopt")
-
-    def polyak_update(self, network: Columns, alpha: float) -> None:
-        self.log.append("blend")
-
-    def task_state_dict(self) -> Columns:
-        return self.state_dict()
-
-    def load_task_state_dict(self, twin: Columns) -> None:
-        self.log.append("become")
 
     def state_dict(self) -> Columns:
         return {"weights": np.zeros(1, dtype=np.float32)}

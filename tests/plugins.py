@@ -68,9 +68,6 @@ def is_slow(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     return exact(need, offers)
 
 
-Average = Callable[[Array], Array] | None
-
-
 class Lazy(Learner):
     """A learner that learns nothing, by the five methods that an algorithm has to have."""
 
@@ -81,7 +78,7 @@ class Lazy(Learner):
     def act(self, obs: Array) -> Array:
         return np.zeros(len(obs), dtype=np.int64)
 
-    def update(self, batch: Batch, average_grad: Average = None) -> float:
+    def update(self, batch: Batch) -> float:
         return float(batch.returns.sum())
 
     def state_dict(self) -> Columns:
@@ -109,7 +106,7 @@ class Linear(Learner):
         best: Array = self.q_values(obs).argmax(axis=1)
         return best
 
-    def update(self, batch: Batch, average_grad: Average = None) -> float:
+    def update(self, batch: Batch) -> float:
         wrong = self.td_errors(batch)
         self.updates += 1
         rate = np.float32(1e-3 / (1 + np.abs(wrong).max()))

@@ -115,7 +115,7 @@ class Donors:
 
     def settle(self) -> None: ...
 
-    def leave(self, peers: Sequence[int], kind: int) -> None:
+    def leave(self, peers: Sequence[int]) -> None:
         self.traded += [b""] * bool(peers)
 
     def publish(self, offer: Offer | None, data: bytes) -> None:
@@ -130,7 +130,7 @@ class Donors:
         self.fetched += keys
         return [parcel for parcel in self.parcels if parcel.offer.key in keys]
 
-    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
+    def trade(self, peers: Sequence[int], data: bytes) -> list[tuple[int, bytes]]:
         self.traded.append(data)
         return [(agent, self.answers.pop(0) if self.answers else b"") for agent in peers]
 

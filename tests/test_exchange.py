@@ -56,7 +56,7 @@ def test_a_solo_link_shares_with_nobody() -> None:
     assert (link.agent, list(link.out_neighbors), link.offers()) == (3, [], [])
     (result,) = link.fetch([offer(0, 1)])
     assert result.refusal == "nobody offered it"
-    assert link.trade([], b"rows", MessageKind.SWAPS) == []
+    assert link.trade([], b"rows") == []
     assert alone().agent == 0
 
 
@@ -156,7 +156,7 @@ def test_traded_messages_reach_each_peer_in_the_order_of_the_peers() -> None:
 
     def trade(link: Link) -> list[tuple[int, bytes]]:
         peers = [k for k in (2, 1, 0) if k != link.agent]
-        return link.trade(peers, b"from %d" % link.agent, MessageKind.SWAPS)
+        return link.trade(peers, b"from %d" % link.agent)
 
     for agent, found in enumerate(run_on_all(links, trade)):
         assert found == [(k, b"from %d" % k) for k in (2, 1, 0) if k != agent]
@@ -180,11 +180,11 @@ def test_with_the_free_clock_a_trade_takes_what_came_in_the_same_round() -> None
     left, right = ThreadLink.mesh(2, edges("full", 2), ExchangeConfig(free=True))
     for link, round_ in ((left, 1), (right, 2)):
         link.begin(round_)
-    assert left.trade([1], b"old", MessageKind.SWAPS) == []
+    assert left.trade([1], b"old") == []
     left.begin(2)
-    left.trade([1], b"new", MessageKind.SWAPS)
-    left.trade([1], b"newer", MessageKind.SWAPS)
-    assert right.trade([0], b"mine", MessageKind.SWAPS) == [(0, b"new"), (0, b"newer")]
+    left.trade([1], b"new")
+    left.trade([1], b"newer")
+    assert right.trade([0], b"mine") == [(0, b"new"), (0, b"newer")]
 
 
 # ── bad neighbours ─────────────────────────────────────────────────────────────────────────────

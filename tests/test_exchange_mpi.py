@@ -150,36 +150,3 @@ def test_a_damaged_lesson_file_is_left_out_by_name(tmp_path: Path) -> None:
     assert result.code == 0
     assert "2 lessons of" in result.out
     assert path.name in (again / "logs" / "agent-0.log").read_text()
-
-
-@pytest.mark.parametrize("wire", ["float32", "float16"])
-def test_agents_that_average_gradients_stay_equal(wire: str, out: Path) -> None:
-    options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "gradients", "--steps", "200")
-    small = ("--set", f"sync.dtype={wire}", "--set", "learn.widths=[16]", "--out", str(out))
-    result = mpirun(3, "train", *SMOKE, *options, *small)
-    assert result.code == 0, result.err
-    files = [out / "checkpoints" / f"agent-{k}" / "learner.h5" for k in range(3)]
-    states = [columns(path) for path in files]
-    assert differences(states[0], states[1]) == []
-    assert differences(states[0], states[2]) == []
-    apart_too = (*small[:-1], f"{out}-alone", "--sync", "none")
-    alone = mpirun(3, "train", *SMOKE, *options, *apart_too)
-    assert alone.code == 0
-    apart = [columns(Path(f"{out}-alone/checkpoints/agent-{k}/learner.h5")) for k in (0, 1)]
-    assert differences(*apart) != []
-
-
-def test_blending_needs_no_equal_clocks(out: Path) -> None:
-    options = ("--tasks", "CartPole-v1", "--order", "same", "--sync", "weights", "--frames", "300")
-    often = ("--set", "sync.interval=50", "--exchange", "free", "--out", str(out))
-    result = mpirun(3, "train", *SMOKE, *options, *often)
-    assert result.code == 0, result.err
-
-
-def test_gradients_need_rounds_and_neighbours(out: Path) -> None:
-    same = ("--order", "same", "--sync", "gradients", "--out", str(out))
-    free = mpirun(3, "train", *SMOKE, *same, "--exchange", "free")
-    assert (free.code, len(free.complaints)) == (2, 1)
-    sparse = mpirun(4, "train", *SMOKE, *same, "--topology", "ring")
-    assert sparse.code == 2
-    assert "use --topology full" in sparse.complaints[0]

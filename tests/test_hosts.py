@@ -79,7 +79,7 @@ def test_agents_that_meet_inside_a_task_need_as_many_environments(tmp_path: Path
     hosts = ["nano-1", "xavier-1"]
     check_equal_envs(job_of(tmp_path), hosts)
     with pytest.raises(UsageError, match="2 on nano-1, 1 on xavier-1"):
-        check_equal_envs(job_of(tmp_path, {"sync.mode": "weights"}), hosts)
+        check_equal_envs(job_of(tmp_path, {"row_exchange.save_interval": 10}), hosts)
 
 
 def test_an_agent_goes_on_with_as_many_environments_as_it_was_saved_with() -> None:

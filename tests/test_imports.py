@@ -218,8 +218,6 @@ agent = build.make_agent(job, 0, job.tasks, alone, Rows(), lambda progress: None
 agent.run()
 agent.learner.load_state_dict(agent.learner.state_dict())
 agent.learner.set_teacher(agent.learner.get_weights())
-agent.learner.polyak_update(agent.learner.get_weights(), 0.5)
-agent.learner.load_task_state_dict(agent.learner.task_state_dict())
 print(agent.learner.updates, "torch" in sys.modules)
 """
 

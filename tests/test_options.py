@@ -1,7 +1,7 @@
 """Every option reaches the code that it names: each test fails if the option is ignored."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import exp, log, nan
 from pathlib import Path
@@ -33,12 +33,12 @@ from thread_links import ThreadLink
 from canal_mpi.agent import loop
 from canal_mpi.agent.loop import Agent
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import LAST, LIFE, Array, Batch, Columns, MessageKind, Offer
+from canal_mpi.interfaces import LAST, LIFE, Array, Batch, Offer
 from canal_mpi.learn.dqn import DQN, policy_kl
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
 from canal_mpi.membuf.selection import CHOOSERS, choose
-from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.membuf.wire import encode
 from canal_mpi.rank import build
 from canal_mpi.rank.build import make_agent, make_link
 from canal_mpi.rank.plan import Plan
@@ -60,9 +60,6 @@ def _values(dqn: DQN, task: str) -> Array:
     return dqn.q_values(np.eye(5, dtype=np.float32))
 
 
-Average = Callable[[Array], Array] | None
-
-
 class _Run:
     """An agent's run with everything worth asking about it."""
 
@@ -79,14 +76,12 @@ class _Run:
         self.agent, self.dqn = agent, learner(agent)
         self.batches: list[Batch] = []
         self.taught: set[bool] = set()  # whether there was a teacher at each update
-        self.averaged: list[bool] = []  # whether each update shared its gradient
         update = self.dqn.update
 
-        def spy(batch: Batch, average_grad: Average = None) -> float:
+        def spy(batch: Batch) -> float:
             self.batches.append(batch)
-            self.averaged.append(average_grad is not None)
             self.taught.add(self.dqn.teacher is not None)
-            return update(batch, average_grad)
+            return update(batch)
 
         self.dqn.update = spy  # type: ignore[method-assign]
         prepare(agent)
@@ -870,84 +865,6 @@ def test_rows_are_saved_and_loaded_as_often_as_asked(save: int, load: int, sent:
     ]
     assert sizes == sent
     assert len(run.agent.replay.lessons) == len(sent)
-
-
-# ── sync ───────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Peer(Donors):
-    """A neighbour on the same task that sends back what it is sent, twice as large."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kinds: list[int] = []
-
-    def trade(self, peers: Sequence[int], data: bytes, kind: int) -> list[tuple[int, bytes]]:
-        self.traded.append(data)
-        self.kinds += [kind] * bool(data)
-        columns = decode(data, 1 << 20) if data else {}
-        back = encode({n: (2 * c).astype(c.dtype) for n, c in columns.items()})
-        return [(agent, back if data else b"") for agent in peers]
-
-
-@pytest.mark.parametrize(
-    ("mode", "kinds"),
-    [("none", set()), ("weights", {MessageKind.WEIGHTS}), ("gradients", {MessageKind.GRADIENTS})],
-)
-def test_the_mode_of_the_sync_decides_what_is_traded(mode: str, kinds: set[int]) -> None:
-    link = _Peer()
-    _Run(small_job(sync__mode=mode, sync__interval=10), link, peers=(1,))
-    assert set(link.kinds) == kinds
-    assert bool(link.traded) == bool(kinds)  # without a sync not even a goodbye
-
-
-@pytest.mark.parametrize(("every", "blends"), [(5, 8), (15, 2), (40, 1), (41, 0)])
-def test_weights_are_blended_as_often_as_asked(every: int, blends: int) -> None:
-    link = _Peer()
-    _Run(small_job(sync__mode="weights", sync__interval=every), link, peers=(1,))
-    assert len(link.kinds) == blends
-    assert link.traded[-1] == b""  # goodbye
-
-
-def test_only_gradients_of_the_current_task_are_averaged() -> None:
-    job = small_job(sync__mode="gradients", train__steps=60)
-    run = _Run(job, order=(LEFT, RIGHT), peers=(1,))
-    found = {
-        (batch.stored_q is None, on) for batch, on in zip(run.batches, run.averaged, strict=True)
-    }
-    assert found == {(True, True), (False, False)}
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 1.0])
-def test_alpha_is_the_weight_of_the_neighbours_in_a_blend(alpha: float) -> None:
-    link, found = _Peer(), list[tuple[Array, Array]]()
-
-    def prepare(agent: Agent) -> None:
-        dqn, blend = learner(agent), learner(agent).polyak_update
-
-        def spy(weights: Columns, tau: float) -> None:
-            before = dqn.get_weights()["head"]
-            blend(weights, tau)
-            found.append((before, dqn.get_weights()["head"]))
-
-        dqn.polyak_update = spy  # type: ignore[method-assign]
-
-    job = small_job(sync__mode="weights", sync__interval=20, sync__tau=alpha)
-    _Run(job, link, prepare=prepare, peers=(1,))
-    assert len(found) == 2
-    for before, after in found:
-        np.testing.assert_allclose(after, (1 + alpha) * before, rtol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["weights", "gradients"])
-@pytest.mark.parametrize(("wire", "dtype"), [("float32", "<f4"), ("float16", "<f2")])
-def test_numbers_cross_the_wire_as_wide_as_asked(mode: str, wire: str, dtype: str) -> None:
-    link = _Peer()
-    _Run(small_job(sync__mode=mode, sync__interval=10, sync__dtype=wire), link, peers=(1,))
-    sent = [decode(data, 1 << 20) for data in link.traded if data]
-    sent = [columns for columns in sent if "trunk/params" not in columns]  # the start
-    assert len(sent) > 3
-    assert {column.dtype.str for columns in sent for column in columns.values()} == {dtype}
 
 
 # ── evaluation ─────────────────────────────────────────────────────────────────────────────────

@@ -65,7 +65,7 @@ class _Side:
         for _ in range(steps):
             play_into(self.replay.own, self.played, (marks or {}).get(self.played, 0))
             self.played += 1
-            self.sharing.swap(self.replay, self.learner, self.played)
+            self.sharing.swap(self.replay, self.played)
 
     def arrived_in_all(self) -> list[int]:
         return [number for numbers in self.arrived() for number in numbers]

@@ -1,4 +1,4 @@
-"""What an agent does with others: choose lessons, offer its own, swap rows and weights."""
+"""What an agent does with others: choose lessons, offer its own, swap rows inside a task."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -7,7 +7,6 @@ from math import nan
 import numpy as np
 
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.agent.sync import Group, Sync
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import (
     LAST,
@@ -17,7 +16,6 @@ from canal_mpi.interfaces import (
     FetchResult,
     Learner,
     Link,
-    MessageKind,
     Offer,
 )
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
@@ -55,20 +53,17 @@ class Sharing:
         self.policy, self.record, self._embed, self._peers = policy, record, embed, peers
         self.compares = job.share.policy in EMBEDDED
         self.measure = "cosine" if job.share.policy == "wasserstein" else job.simnet.distance
-        self.sync = Sync(job.sync, number, link)
-        self._swaps, self._sent = Group(link, MessageKind.SWAPS, []), 0
-        self.swaps = False  # whether neighbours learn this task too and swap rows or weights
+        self._partners: list[int] = []  # neighbours that swap rows of this task
+        self._sent = 0  # own steps whose rows they have
+        self.swaps = False  # whether there were any when the task began
 
     def begin(self, task: str, round_: int) -> None:
-        """A new task: neighbours that learn it in this round too may swap rows and weights."""
+        """A new task: neighbours that learn it in this round too may swap rows."""
         self.task, self.round, self._sent = task, round_, 0
         self.link.begin(round_)
-        peers = self._peers(round_, task)
-        self._swaps = Group(
-            self.link, MessageKind.SWAPS, peers if self.job.row_exchange.save_interval else []
-        )
-        self.sync.begin(peers)
-        self.swaps = bool(self._swaps.peers or self.sync.group.peers)
+        swaps = self.job.row_exchange.save_interval
+        self._partners = list(self._peers(round_, task)) if swaps else []
+        self.swaps = bool(self._partners)
 
     # ── taking ─────────────────────────────────────────────────────────────────────────────────
 
@@ -177,12 +172,10 @@ class Sharing:
 
     # ── inside a task ──────────────────────────────────────────────────────────────────────────
 
-    def swap(self, replay: Replay, learner: Learner, done: int) -> None:
-        """While playing: give new rows or weights to neighbours on this task, take in theirs."""
-        if self.sync.blend(learner, done):
-            self.note_waiting()
+    def swap(self, replay: Replay, done: int) -> None:
+        """While playing: give new rows to neighbours on this task, take in theirs."""
         settings, envs = self.job.row_exchange, self.job.train.num_envs
-        if not self._swaps.peers or done % settings.load_interval >= envs:
+        if not self._partners or done % settings.load_interval >= envs:
             return
         ready = done // settings.save_interval * settings.save_interval // envs * envs
         ages = ((done - self._sent) // envs, (done - ready) // envs)
@@ -191,25 +184,22 @@ class Sharing:
         if len(fresh["flags"]):
             self._trade(replay, pack(self.number, self.round, self.task, fresh, {}))
 
-    def restart(self, learner: Learner) -> None:
-        """Play begins: nothing of it has been swapped yet."""
-        self._sent = 0
-        self.sync.start(learner)
-        self.note_waiting()
-
     def finish_swaps(self) -> None:
         """Say to those who still swap that this agent is done with the task."""
-        self.sync.leave()
-        self._swaps.leave()
+        self.link.leave(self._partners)
+        self._partners = []
 
     def note_waiting(self) -> None:
         """Time that was lost to others belongs to no phase of work."""
         self.record.clock.waited(self.link.waited)
 
     def _trade(self, replay: Replay, data: bytes) -> None:
-        answers = self._swaps.trade(data)
+        answers = self.link.trade(self._partners, data)
         self.note_waiting()
         for agent, answer in answers:
+            if not answer:  # a goodbye
+                self._partners = [one for one in self._partners if one != agent]
+                continue
             offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
             lesson = self._open(FetchResult(offer, answer, 0.0, 0.0, sender=agent), replay)
             if lesson:

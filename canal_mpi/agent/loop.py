@@ -151,7 +151,7 @@ class Agent:
             self.replay.own.add(actions, step)
             self.record.step(step)
             progress.steps += env.count
-            self.sharing.swap(self.replay, self.learner, progress.steps)
+            self.sharing.swap(self.replay, progress.steps)
             obs = progress.obs = step.start
             self.end_iteration(env.count)
         env.close()
@@ -161,7 +161,6 @@ class Agent:
         if not progress.playing:
             progress.playing = True
             self.replay.lesson_fraction = progress.schedule.lesson_fraction
-            self.sharing.restart(self.learner)
             obs = env.reset()
             self.replay.own.start(obs)
             return obs
@@ -191,14 +190,12 @@ class Agent:
     def update(self, lr_scale: float = 1.0) -> None:
         """One update of the current task and, on top of it, some of old ones."""
         if self.replay.others and self.draws.random() < self.job.reuse.lesson_fraction:
-            batch, average_grad = self.replay.sample_other(self.draws), None
+            batch = self.replay.sample_other(self.draws)
         else:
-            batch, average_grad = self.batch_of_the_task(), self.sharing.sync.average_grad
+            batch = self.batch_of_the_task()
             coef, known = self.progress.imitation, batch.stored_q is not None
             batch = batch._replace(distill=coef) if known else batch._replace(imitation=coef)
-        self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale), average_grad))
-        if average_grad is not None:
-            self.sharing.note_waiting()
+        self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale)))
         while (
             self.rehearsal.others(self.task) and self.draws.random() >= 1 - self.job.rehearsal.ratio
         ):
@@ -265,8 +262,6 @@ class Agent:
             embedding = self.probe()
         lessons = self.sharing.take(self.replay, embedding)
         self.record.progress.source = lessons[0].offer.donor if lessons else -1
-        if lessons:
-            self.sharing.sync.leave()
         return lessons
 
     def probe(self) -> Array:

@@ -154,8 +154,6 @@ def _restore(agent: "Agent", state: Columns) -> None:
     agent.replay.own.load_state_dict(strip_prefix("own", state))
     agent.replay.lesson_fraction = float(state["lesson_fraction"][0])
     agent.sharing.begin(agent.task, round_)
-    if progress.lessons:
-        agent.sharing.sync.leave()
     agent.sharing.link.load_state_dict(strip_prefix("link", state))
     agent.explore, agent.draws = agent.stream("explore"), agent.stream("sample")
     set_rng_state(agent.explore, state["streams/explore"])

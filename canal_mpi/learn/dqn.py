@@ -104,17 +104,12 @@ class DQN(Learner):
         best: Array = self.q_values(obs).argmax(axis=1)
         return best
 
-    def update(self, batch: Batch, average_grad: Callable[[Array], Array] | None = None) -> float:
-        """One step of Adam on a batch of one task; returns the loss.
-
-        `average_grad` turns this agent's gradient into the mean of several agents'.
-        """
+    def update(self, batch: Batch) -> float:
+        """One step of Adam on a batch of one task; returns the loss."""
         network = self.network(batch.task)
         loss, grad_q = self.loss(batch)
         network.online.backward(grad_q)
         blocks = network.blocks.values()
-        if average_grad:
-            _average(blocks, average_grad)
         if self.rehearsal.ewc_lambda:
             self.ewc.add_penalty(network.blocks, self.rehearsal.ewc_lambda)
         if self.config.max_grad_norm:
@@ -246,25 +241,6 @@ class DQN(Learner):
         kl, _ = policy_kl(own, wanted, self.temperature)
         return kl, float((own.argmax(axis=1) == wanted.argmax(axis=1)).mean())
 
-    def polyak_update(self, weights: Columns, tau: float) -> None:
-        """Move the weights towards others': (1 − τ) · own + τ · theirs; the target stays."""
-        _check_like(weights, self.get_weights())
-        for part, block in self._parts().items():
-            block.polyak_update(weights[part], tau)
-
-    def task_state_dict(self) -> Columns:
-        """Weights, target and Adam of the current task, for an agent that joins in."""
-        held: Columns = {}
-        for part, block in self._parts().items():
-            held |= with_prefix(part, block.state_dict())
-        return held
-
-    def load_task_state_dict(self, state: Columns) -> None:
-        """Take over another agent's `task_state_dict`, if its network is of the same kind."""
-        _check_like(state, self.task_state_dict())
-        for part, block in self._parts().items():
-            block.load_state_dict(strip_prefix(part, state))
-
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> Columns:
@@ -364,17 +340,8 @@ def _check_like(theirs: Columns, mine: Columns) -> None:
         wanted = mine[name]
         if column.dtype != wanted.dtype or column.shape != wanted.shape:
             raise DamagedData(f"the other's {name} is {column.dtype.str} of shape {column.shape}")
-        if not np.isfinite(column).all() or (column.dtype.kind == "i" and (column < 0).any()):
+        if not np.isfinite(column).all():
             raise DamagedData(f"the other's {name} holds a number that can't be")
-
-
-def _average(blocks: Iterable[ParamBlock], average_grad: Callable[[Array], Array]) -> None:
-    """Replace the gradients by those that the agents share."""
-    shared = average_grad(np.concatenate([array_of(block.grad) for block in blocks]))
-    start = 0
-    for block in blocks:
-        block.grad[:] = block.put(shared[start : start + len(block.grad)])
-        start += len(block.grad)
 
 
 def _clip(blocks: Iterable[ParamBlock], max_grad_norm: float) -> None:

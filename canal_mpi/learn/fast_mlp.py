@@ -275,10 +275,6 @@ class ParamBlock:
         self.params[:] = self.put(params)
         self.update_target()
 
-    def polyak_update(self, params: Array, tau: float) -> None:
-        """Move the parameters towards others: (1 − τ) · own + τ · theirs; the target stays."""
-        self.params[:] = (1 - tau) * self.params + tau * self.put(params)
-
     def adam_step(self, lr: float) -> None:
         """One step of Adam along the gradient."""
         self.step += 1

@@ -118,7 +118,6 @@ def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str
     found = edges(job.share.topology, len(labels), job.seed, labels)
     heard = [] if job.share.policy == "none" else sorted(found)
     plan = Plan(job, folder, run_id, first, orders, heard)
-    _check_sync(plan)
     check_equal_envs(job, labels)
     return plan
 
@@ -163,22 +162,6 @@ def _check_lessons(job: Job) -> None:
     check_folder(job.share.lessons)
 
 
-def _check_sync(plan: Plan) -> None:
-    """Agents that average gradients step together, so they must all hear each other."""
-    if plan.job.sync.mode != "gradients":
-        return
-    if plan.job.share.free:
-        raise UsageError("--sync gradients needs --exchange rounds: agents average in step.")
-    for round_, tasks in enumerate(zip(*plan.orders, strict=True), 1):
-        for agent, task in enumerate(tasks):
-            missing = tasks.count(task) - 1 - len(plan.peers(agent, round_, task))
-            if missing:
-                raise UsageError(
-                    f"--sync gradients: agent {agent} is not joined to {missing} of the agents "
-                    f"that learn {task} in round {round_}; use --topology full."
-                )
-
-
 def check_env_servers(number: int, size: int) -> None:
     """UsageError where a world of this size can't give so many ranks to environments."""
     if number < 0:
@@ -218,13 +201,12 @@ def _folder(request: Request, job: Job) -> Path:
 
 def check_equal_envs(job: Job, hosts: Sequence[str]) -> None:
     """Refuse agents that share inside a task and take a different number of steps at a time."""
-    shares = job.sync.mode != "none" or job.row_exchange.save_interval
     envs = {host: on_host(job, host).train.num_envs for host in hosts}
-    if shares and len(set(envs.values())) > 1:
+    if job.row_exchange.save_interval and len(set(envs.values())) > 1:
         words = ", ".join(f"{number} on {host}" for host, number in envs.items())
         raise UsageError(
-            "agents that share inside a task (sync, row_exchange) need the same number of "
-            f"environments; the rules for hosts give {words}."
+            "agents that share inside a task (row_exchange) need the same number of environments; "
+            f"the rules for hosts give {words}."
         )
 
 

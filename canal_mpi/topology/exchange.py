@@ -190,10 +190,12 @@ class Exchange:
         refusal = "" if one.data else one.failure or "there was no room for it"
         return FetchResult(offer, one.data, seconds, 0.0, refusal, one.via)
 
-    def trade(
-        self, peers: Sequence[int], data: bytes, kind: MessageKind
-    ) -> list[tuple[int, bytes]]:
-        """Swap messages with neighbours on the same task: one each in rounds, else what came."""
+    def trade(self, peers: Sequence[int], data: bytes) -> list[tuple[int, bytes]]:
+        """Swap rows with neighbours on the same task: one message each in rounds, else what came.
+
+        An empty answer is a goodbye.
+        """
+        kind = MessageKind.SWAPS
         for agent in peers:
             self._send(agent, kind, (self.agent, self.round), data)
         if self.config.free:
@@ -221,10 +223,10 @@ class Exchange:
 
         return self.transport.wait(polled, peer, phase, limit)
 
-    def leave(self, peers: Sequence[int], kind: MessageKind) -> None:
+    def leave(self, peers: Sequence[int]) -> None:
         """Tell neighbours on the same task that no more comes, without waiting for theirs."""
         for agent in peers:
-            self._send(agent, kind, (self.agent, self.round))
+            self._send(agent, MessageKind.SWAPS, (self.agent, self.round))
 
     def settle(self) -> None:
         """Wait until everything sent has left, before the agents part."""
@@ -252,10 +254,7 @@ class Exchange:
             self._take_offers(message)
             self._send_offers()
         else:
-            line = self._inbox.setdefault((message.kind, message.sender), deque())
-            if self.config.free and message.kind == MessageKind.WEIGHTS:
-                line.clear()  # only the newest count
-            line.append(message)
+            self._inbox.setdefault((message.kind, message.sender), deque()).append(message)
 
     def _send_offers(self) -> None:
         """Tell the neighbours of new offers; in rounds also that there are none."""
