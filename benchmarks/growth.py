@@ -26,7 +26,6 @@ def measure(topology: str, size: int, folder: Path) -> dict[str, float]:
         raise SystemExit(f"{topology} on {size} agents: exit {done.returncode}\n{done.stderr}")
     with h5py.File(out / "run.h5") as file:
         ledger = {name: column[()] for name, column in file["exchange"].items()}
-        relayed = file["relays/bytes"][()]
         exchange = file["tasks/exchange_seconds"][()]
         rounds = int(file["tasks/round"][()].max())
     kinds = ledger["kind"]
@@ -34,8 +33,7 @@ def measure(topology: str, size: int, folder: Path) -> dict[str, float]:
     return {
         "offers": offers.sum() / size / rounds,
         "lessons": taken.sum() / size / rounds,
-        "bytes": (ledger["bytes"][taken].sum() + relayed.sum()) / size / rounds,
-        "relays": len(relayed) / size / rounds,
+        "bytes": ledger["bytes"][taken].sum() / size / rounds,
         "seconds": float(np.median(exchange)),
     }
 
@@ -48,15 +46,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="4,8,16,32,64")
     parser.add_argument("--topologies", default="ring,hypercube,random:3,full")
     args = parser.parse_args()
-    print("| topology | agents | offers sent | lessons taken | passed on | bytes | seconds |")
-    print("|---|---|---|---|---|---|---|")
+    print("| topology | agents | offers sent | lessons taken | bytes | seconds |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         for topology in args.topologies.split(","):
             for size in map(int, args.sizes.split(",")):
                 found = measure(topology, size, Path(folder))
                 print(
                     f"| {topology} | {size} | {found['offers']:.2f} | {found['lessons']:.2f} "
-                    f"| {found['relays']:.2f} | {found['bytes']:.0f} | {found['seconds']:.3f} |",
+                    f"| {found['bytes']:.0f} | {found['seconds']:.3f} |",
                     flush=True,
                 )
 

@@ -8,15 +8,16 @@ everything that is in run.h5.
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from time import sleep
 from typing import Any, Protocol
 
+import numpy as np
+
 from canal_mpi.errors import import_extra
-from canal_mpi.results.inspect import scalars
 from canal_mpi.results.progress import number
 from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import RunStatus, run_status
@@ -75,6 +76,25 @@ class WandB:
 
 
 KINDS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB}
+
+
+def scalars(run: Run) -> Iterator[tuple[int, str, int, float]]:
+    """The curves of a run, point by point: agent, name, step and value."""
+    for k, agent in enumerate(run.agents):
+        yield from ((agent, *point) for point in _scalars_of(run, k, agent))
+
+
+def _scalars_of(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
+    sources = (("train", "step", "loss"), ("episodes", "step", "return"))
+    for table, step, value in (*sources, ("curve", "env_steps", "score")):
+        columns = run[table]
+        for row in np.flatnonzero((columns["agent"] == agent) & np.isfinite(columns[value])):
+            tag = f"{columns['task'][row]}/{value}"
+            yield tag, int(columns[step][row]), float(columns[value][row])
+    known = ~np.isnan(run.score[k])
+    for after, task in zip(*np.nonzero(known.any(axis=2)), strict=True):
+        mean = float(run.score[k, after, task][known[after, task]].mean())
+        yield f"{run.tasks[task]}/evaluation_after_round", int(after), mean
 
 
 class Follower:

@@ -23,7 +23,7 @@ OWNERS = {
     "pandas": ("results/",),
     "pyarrow": ("results/",),
     "prometheus_client": ("results/",),
-    "tensorboardX": ("results/", "trackers.py"),
+    "tensorboardX": ("trackers.py",),
     "wandb": ("trackers.py",),
     "imageio": ("evaluation.py",),
     "networkx": ("topology/",),

@@ -129,15 +129,6 @@ def test_results_that_name_a_missing_agent_or_round_are_told(tmp_path: Path) -> 
         assert words in "\n".join(verify(tmp_path / "run.h5"))
 
 
-def test_tables_of_sweeps_and_studies_have_columns_of_one_length(tmp_path: Path) -> None:
-    columns = {"a/x": np.zeros(2), "a/y": np.zeros(2), "b/x": np.zeros(3)}
-    for kind in ("sweep", "study"):
-        write_arrays(tmp_path / "x.h5", columns, {"kind": kind})
-        assert verify(tmp_path / "x.h5") == []
-        write_arrays(tmp_path / "x.h5", columns | {"b/y": np.zeros(4)}, {"kind": kind})
-        assert "the columns of '/b' differ in length" in verify(tmp_path / "x.h5")[0]
-
-
 def test_a_checkpoint_that_is_not_what_its_name_says_is_told(run: Path, tmp_path: Path) -> None:
     good = sorted(folder_of(run, 0).glob("round-*"))[-1]
     odd, about = tmp_path / "agent-0" / good.name, read_attributes(good)
@@ -236,18 +227,8 @@ def test_every_table_becomes_parquet(tmp_path: Path) -> None:
     assert table.schema.field("env_steps").metadata[b"unit"] == b"agent steps"
 
 
-def test_scalars_become_tensorboard_logs(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
-    folders = export(write_run(tmp_path / "a"), "tensorboard", tmp_path / "out")
-    assert [folder.name for folder in folders] == ["agent-0", "agent-1"]
-    for folder in folders:
-        (log,) = folder.iterdir()
-        assert log.stat().st_size > 500
-
-
 def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "a")
-    for kind, module in (("parquet", "pyarrow"), ("tensorboard", "tensorboardX")):
-        monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(UsageError, match=rf"canal-mpi\[{kind}\]"):
-            export(run, kind)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UsageError, match=r"canal-mpi\[parquet\]"):
+        export(run, "parquet")

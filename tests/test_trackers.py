@@ -19,8 +19,7 @@ from madeup import write_run
 
 import canal_mpi
 from canal_mpi.rank.display import Trackers
-from canal_mpi.results.inspect import scalars
-from canal_mpi.trackers import Follower, TensorBoard, follow
+from canal_mpi.trackers import Follower, TensorBoard, follow, scalars
 
 Curves = dict[tuple[int, str], list[tuple[int, float]]]
 TASKS = ("--tasks", "small:SmallRight-v0,small:SmallLeft-v0", "--steps", "400", "-q")

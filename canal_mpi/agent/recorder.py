@@ -286,23 +286,6 @@ class Recorder:
 
     # ── the exchange ───────────────────────────────────────────────────────────────────────────
 
-    def moved(self, moved: TransferEvent) -> None:
-        """An offer, a request or a lesson that crossed an edge, or was refused on its way."""
-        if moved.kind == "relay":
-            self.sink.add(
-                "relays",
-                agent=self.agent,
-                round=moved.round,
-                donor=moved.offer.donor,
-                task=moved.offer.task,
-                bytes=moved.bytes,
-                seconds=moved.seconds,
-                reason=moved.reason,
-                **{"from": moved.sender},
-            )
-        else:
-            self._exchange(moved)
-
     def received(self, fetched: FetchResult) -> None:
         """A lesson that arrived whole; `used` writes its row."""
         self._fetched[fetched.offer.key] = fetched
@@ -324,11 +307,12 @@ class Recorder:
     def _took(self, kind: str, f: FetchResult, size: int, reason: str, *agreement: float) -> None:
         ends = (f.sender, self.agent, self.round)
         event = TransferEvent(kind, f.offer, *ends, size, f.seconds, reason)
-        self._exchange(event, f.wait_seconds, *agreement)
+        self.moved(event, f.wait_seconds, *agreement)
 
-    def _exchange(
+    def moved(
         self, event: TransferEvent, waited: float = 0.0, kl: float = nan, agreement: float = nan
     ) -> None:
+        """Something that crossed an edge, or was refused on its way: a row of /exchange."""
         self.sink.add(
             "exchange",
             kind=event.kind,

@@ -12,7 +12,7 @@ from canal_mpi.errors import UsageError
 PATH = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
 TAGS = ["best", "latest"]
-FORMATS = ["csv", "parquet", "tensorboard"]
+FORMATS = ["csv", "parquet"]
 
 
 def path_option(
@@ -128,7 +128,7 @@ def report(runs: tuple[Path, ...], **options: Any) -> None:
 @click.option("--to", "kind", required=True, type=click.Choice(FORMATS), help="What to write.")
 @path_option("--out", "DIR", "Where to; default: inside the run.")
 def export(run: Path, kind: str, out: Path | None) -> None:
-    """Write the tables of RUN as CSV, Parquet or for TensorBoard."""
+    """Write the tables of RUN as CSV or Parquet."""
     from canal_mpi.results.inspect import export
 
     for path in export(run, kind, out):

@@ -1,10 +1,9 @@
 """What is in the files of a run, whether they are whole, whether two runs are the same; and the
-tables of a run in other formats: CSV, Parquet, TensorBoard."""
+tables of a run as CSV or Parquet."""
 
 import csv
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +154,7 @@ def verify(path: Path) -> list[str]:
             return []
         if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
             checkpoint.checked(path)
-        columns = read_arrays(path)
-        if kind in ("sweep", "study"):
-            return [f"{path}: {words}" for words in _unequal(columns)]
-        check_finite(columns, path, "learner/" if kind == "checkpoint" else "")
+        check_finite(read_arrays(path), path, "learner/" if kind == "checkpoint" else "")
         return []
     except CanalError as error:
         return [str(error) if str(path) in str(error) else f"{path}: {error}"]
@@ -178,13 +174,6 @@ def _text_trouble(path: Path) -> list[str]:
     return []
 
 
-def _unequal(columns: Columns) -> Iterator[str]:
-    for group in sorted({name.rpartition("/")[0] for name in columns}):
-        lengths = {len(c) for name, c in columns.items() if name.rpartition("/")[0] == group}
-        if len(lengths) != 1:
-            yield f"the columns of '/{group}' differ in length"
-
-
 # ── other formats ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,8 +181,6 @@ def export(path: Path, kind: str, out: Path | None = None) -> list[Path]:
     """Write a run's tables; the files it made."""
     run = load(path)
     folder = out or run.folder / kind
-    if kind == "tensorboard":
-        return _tensorboard(run, folder)
     write = {"csv": _csv, "parquet": _parquet}[kind]
     made = []
     for name, columns in _tables(run).items():
@@ -236,35 +223,3 @@ def _parquet(name: str, columns: Columns) -> bytes:
     arrays = [pa.array(c.tolist(), f.type) for c, f in zip(columns.values(), fields, strict=True)]
     parquet.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), target)
     return bytes(target.getvalue().to_pybytes())
-
-
-def _tensorboard(run: Run, folder: Path) -> list[Path]:
-    """One log per agent: returns, scores and losses over its own iterations and steps."""
-    made = []
-    for agent in run.agents:
-        made.append(folder / f"agent-{agent}")
-        writer_of = import_extra("tensorboardX", "tensorboard").SummaryWriter
-        with writer_of(logdir=str(made[-1])) as writer:
-            for whose, tag, step, value in scalars(run):
-                if whose == agent:
-                    writer.add_scalar(tag, value, step)
-    return made
-
-
-def scalars(run: Run) -> Iterator[tuple[int, str, int, float]]:
-    """The curves of a run, point by point: agent, name, step and value."""
-    for k, agent in enumerate(run.agents):
-        yield from ((agent, *point) for point in _scalars_of(run, k, agent))
-
-
-def _scalars_of(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
-    sources = (("train", "step", "loss"), ("episodes", "step", "return"))
-    for table, step, value in (*sources, ("curve", "env_steps", "score")):
-        columns = run[table]
-        for row in np.flatnonzero((columns["agent"] == agent) & np.isfinite(columns[value])):
-            tag = f"{columns['task'][row]}/{value}"
-            yield tag, int(columns[step][row]), float(columns[value][row])
-    known = ~np.isnan(run.score[k])
-    for after, task in zip(*np.nonzero(known.any(axis=2)), strict=True):
-        mean = float(run.score[k, after, task][known[after, task]].mean())
-        yield f"{run.tasks[task]}/evaluation_after_round", int(after), mean

@@ -143,16 +143,6 @@ TABLES: dict[str, dict[str, Column]] = {
         "path": Column("S200", "file that the agent wrote, in the folder of the run"),
         "sha256": Column(TEXT, "digest of its arrays; the newest row of a path holds"),
     },
-    "relays": {
-        "agent": _volatile("<i4", "agent that passed a lesson on"),
-        "round": _volatile("<i4", "round that it was in"),
-        "donor": _volatile("<i4", "agent that played"),
-        "from": _volatile("<i4", "agent that sent it"),
-        "task": _volatile(TEXT, "task"),
-        "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
-        "seconds": _seconds("time from request to arrival"),
-        "reason": _volatile("S200", "why it was not passed on"),
-    },
     "faults": {
         "agent": _volatile("<i4", "agent that died; the others went on without it"),
         "round": _volatile("<i4", "round that it was in, 0 if nobody knows"),

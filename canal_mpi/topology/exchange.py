@@ -86,7 +86,7 @@ class KnownLesson:
     offer: Offer
     via: int  # the neighbour that told of it; the agent itself, where it is its own
     data: bytes = b""  # while it is held
-    asked: float = 0.0  # when it was requested; 0: it is not on its way
+    asked: bool = False  # whether it is on its way
     waiting: list[int] = field(default_factory=list)  # whom it will be passed on to
     failure: str = ""  # why it did not come
     fetched: bool = False  # whether this agent itself took it
@@ -292,7 +292,7 @@ class Exchange:
     def _request(self, one: KnownLesson) -> None:
         """Ask the neighbour that told of a lesson for it, once."""
         if not one.asked:
-            one.asked = monotonic()
+            one.asked = True
             self._send(one.via, MessageKind.REQUEST, one.offer.key)
 
     def _serve(self, message: Message) -> None:
@@ -319,20 +319,15 @@ class Exchange:
             self._fail(one, str(error))
             return
         self._keep(one, message.data)
-        waiting, one.waiting, seconds = one.waiting, [], monotonic() - one.asked
-        one.asked = 0.0
+        waiting, one.waiting, one.asked = one.waiting, [], False
         for agent in waiting:
             self._send(agent, MessageKind.LESSON, message.key, message.data)
-        if waiting:
-            size = len(message.data)
-            self._log("relay", one.offer, one.via, self.agent, bytes=size, seconds=seconds)
 
     def _fail(self, one: KnownLesson, reason: str) -> None:
         """A lesson did not come: say so here and to those who wait for it."""
-        waiting, one.waiting, one.asked, one.failure = one.waiting, [], 0.0, reason
+        waiting, one.waiting, one.asked, one.failure = one.waiting, [], False, reason
         for agent in waiting:
             logger.warning("agent %d's lesson can't be passed on: %s", one.offer.donor, reason)
-            self._log("relay", one.offer, one.via, self.agent, reason=reason)
             self._send(agent, MessageKind.LESSON, one.offer.key)
 
     def _keep(self, one: KnownLesson, data: bytes) -> None:
