@@ -71,18 +71,6 @@ def test_a_preempted_run_goes_back_into_the_queue_and_ends_with_the_same_bits(
     assert same.code == 0, same.out
 
 
-def test_the_jobs_of_an_array_share_the_points_of_a_sweep_and_write_its_report(
-    slurm: Slurm, whole: Path, tmp_path: Path
-) -> None:
-    out, script = tmp_path / "sweep", str(JOBS / "sweep-array.sbatch")
-    grid = ["-n", "2", "--policies", "none,exact", "--frames", "200"]
-    job = ["--job", str(whole / "job.toml"), "--out", str(out)]
-    said = slurm.finish(slurm.submit("--array=0-1", script, "sweep", *grid, *job))
-    assert said.count("finished agents-2_") >= 2 and "Report:" in said
-    assert "no sharing" in (out / "report.html").read_text()
-    assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
-
-
 def test_the_multi_node_script_uses_both_nodes(slurm: Slurm, tmp_path: Path) -> None:
     short = tmp_path / "short.toml"
     short.write_text(JOB_TOML.replace("6000", "100"))

@@ -23,7 +23,6 @@ from canal_mpi.experiments import runner as runners
 from canal_mpi.experiments.points import FINISHED, Point, save
 from canal_mpi.experiments.runner import (
     BROKEN,
-    ELSEWHERE,
     STOPPED,
     Progress,
     Runner,
@@ -56,8 +55,6 @@ if how in ("slow", "deaf"):
     time.sleep(60)
 if how == "damaged" and resumes:
     sys.exit(65)
-if how == "in use":
-    sys.exit(73)
 if how == "breaks":
     sys.exit("canal-mpi: the disk is full.")
 write_arrays(folder / "run.h5", {}, {"status": "finished"})
@@ -215,7 +212,7 @@ def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("fake")
-def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None:
+def test_a_point_whose_ranks_outlived_their_sweep_is_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / "a"
     folder.mkdir()
     hold = f"import fcntl, time; f = open({str(folder / '.lock')!r}, 'w'); "
@@ -231,22 +228,8 @@ def test_a_point_that_another_process_runs_is_waited_for(tmp_path: Path) -> None
             other.kill()
 
         runner.run(on_poll=finish_it)
-    assert seen[0] == ELSEWHERE and runner.runs[0].status == FINISHED
+    assert seen[0] == "waiting" and runner.runs[0].status == FINISHED
     assert not (tmp_path / "calls").exists()
-
-
-def test_a_point_that_was_in_use_after_all_is_left_alone_for_a_while(
-    fake: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runners, "RETRY_SECONDS", 2.0)
-    fake["a"] = "in use"
-    runner = Runner(tmp_path, [a_point("a")], 1)
-
-    def free() -> None:
-        fake["a"] = "works" if runner.runs[0].status == ELSEWHERE else fake["a"]
-
-    runner.run(on_poll=free)
-    assert runner.runs[0].status == FINISHED and len(calls(tmp_path)) == 2
 
 
 def madeup_point(folder: Path, name: str, **given: Any) -> Point:

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from canal_mpi.errors import CanalError, DamagedData, DirectoryInUse, Stopped
+from canal_mpi.errors import CanalError, DamagedData, Stopped
 from canal_mpi.experiments.points import (
     FINISHED,
     Point,
@@ -39,9 +39,7 @@ from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import locked, status_of
 
 POLL_SECONDS = 0.2
-RETRY_SECONDS = 10.0  # until a point that another host has is tried again
-WAITING, RUNNING, ELSEWHERE = "waiting", "running", "elsewhere"  # elsewhere: by another process
-STOPPED, BROKEN = "stopped", "broken"
+WAITING, RUNNING, STOPPED, BROKEN = "waiting", "running", "stopped", "broken"
 LOW_PRIORITY = "10"  # as `nice` counts
 PUBLISHED = {"run.h5", "job.toml"}  # what a report needs of a run
 
@@ -58,7 +56,6 @@ class PointRun:
     reason: str = ""  # why it broke
     seconds: float = 0.0  # since it was started this time
     started: float = 0.0
-    retry_at: float = 0.0
     log_offset: int = 0  # what the log had before this start
     resumes: bool = False  # whether it was started from its checkpoints
     from_scratch: bool = False  # whether it must be repeated: its checkpoints are damaged
@@ -72,7 +69,7 @@ class PointRun:
     def check(self) -> None:
         """See how the run directory is, before anything is started."""
         done = check_same_job(self.folder, self.point) == FINISHED
-        self.status = FINISHED if done else ELSEWHERE if locked(self.folder) else WAITING
+        self.status = FINISHED if done else WAITING
 
     def signal(self, number: int) -> None:
         """Pass a signal on; the first one lets its ranks save and stop, SIGTERM then ends them."""
@@ -112,8 +109,6 @@ class PointRun:
             keep_published(self.folder) if self.of_study else None
         elif stopping or code == Stopped.code:
             self.status = STOPPED
-        elif code == DirectoryInUse.code:
-            self.status, self.retry_at = ELSEWHERE, monotonic() + RETRY_SECONDS
         elif code == DamagedData.code and self.resumes:
             self.status, self.from_scratch = WAITING, True
         else:
@@ -178,9 +173,6 @@ class Runner:
                 for run in self.having(RUNNING):
                     if run.poll(bool(self.stop_reason)):
                         on_change("repeated" if run.status == WAITING else run.status, run)
-                for run in self.having(ELSEWHERE):
-                    if monotonic() >= run.retry_at:
-                        run.check()
                 on_poll()
                 sleep(POLL_SECONDS)
         finally:
@@ -194,14 +186,16 @@ class Runner:
         return [run for run in self.runs if run.status in status]
 
     def _unfinished(self) -> bool:
-        states = (RUNNING,) if self.stop_reason else (RUNNING, WAITING, ELSEWHERE)
+        states = (RUNNING,) if self.stop_reason else (RUNNING, WAITING)
         return bool(self.having(*states))
 
     def _start_what_fits(self, on_change: Callable[[str, PointRun], None]) -> None:
         for run in self.having(WAITING):
             if self.stop_reason or (self.having(RUNNING) and not self._fits(run)):
                 return
-            run.check()  # another process may have come first
+            if locked(run.folder):  # by ranks of a runner that was killed
+                continue
+            run.check()  # they may have finished it
             if run.status == WAITING:
                 run.start(self.folder)
                 if self.stop_reason:  # the signal came while it was being started
