@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from canal_mpi.errors import DamagedData, UsageError
+from canal_mpi.errors import DamagedData
 
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
@@ -112,7 +112,6 @@ class FetchResult:
     offer: Offer
     data: bytes
     seconds: float
-    wait_seconds: float
     refusal: str = ""
     sender: int = -1  # the neighbour that sent it
 
@@ -175,7 +174,7 @@ class Learner(ABC):
 
     Made as `Class(spaces, job, seed)`; `seed(name)` is this agent's seed for one purpose. The five
     abstract methods are enough to train. The others have defaults, and what a default can't do
-    (teach, be taught, rank rows by TD error) is not used or refused.
+    (teach, be taught) is not used or refused.
     """
 
     @abstractmethod
@@ -210,10 +209,6 @@ class Learner(ABC):
     def q_values(self, obs: Array) -> Array:
         """What rehearsal stores with an old task's rows, as `Batch.stored_q`: Q-values, if any."""
         return np.zeros((len(obs), 0), dtype=np.float32)
-
-    def td_errors(self, batch: Batch) -> Array:
-        """Absolute TD errors of a batch, by which `share.segments = td` picks rows."""
-        raise UsageError("share.segments = td: this algorithm has no TD errors.")
 
     def consolidate(self, sample: Callable[[], Batch]) -> None:  # noqa: B027 - optional
         """The current task is over; `sample` draws batches of it (EWC)."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from canal_mpi.games import ORDERS, TEN_GAMES
 from canal_mpi.learn import ALGORITHMS, HEADS, INPUTS, LOSSES, NETWORKS, REUSE_MODES, REWARDS
-from canal_mpi.membuf.selection import CHOOSERS, POLICIES
+from canal_mpi.membuf.selection import POLICIES
 from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
@@ -160,8 +160,7 @@ class ShareConfig:
     )
     donors: int = setting(4, "most lessons of the very same task that exact takes", 1)
     nearest: int = setting(1, "lessons that simnet and wasserstein take", 1)
-    rows: int = setting(100_000, "most rows in a lesson", 3)
-    segments: str = setting("recent", "which play goes into a lesson", names=CHOOSERS)
+    rows: int = setting(100_000, "most rows in a lesson; the newest are kept", 3)
     probe: int = setting(
         500, "random steps on a new task to compare it (simnet, wasserstein)", 2, 1_000_000
     )
@@ -171,7 +170,6 @@ class ShareConfig:
         names=CLOCKS,
     )
     relay: bool = setting(True, "pass on offers and lessons of others")
-    budget: int = setting(0, "most bytes of lessons an agent takes in a round; 0: unlimited", 0)
     pack: str = setting("auto", "compress lessons; auto: only between hosts", names=PACKS)
     timeout: float = setting(60.0, "free clock: seconds to wait for a lesson", 0.1, 1e6)
     lessons: str = setting("", "folder of an earlier run whose lessons are offered too")

@@ -112,9 +112,6 @@ class FakeLearner(Learner):
     def q_values(self, obs: Array) -> Array:
         return np.eye(CHAIN.actions, dtype=np.float32)[self.act(obs)]
 
-    def td_errors(self, batch: Batch) -> Array:
-        return np.zeros(len(batch.actions), dtype=np.float32)
-
     def consolidate(self, sample: Callable[[], Batch]) -> None:
         self.log.append("consolidate")
 
@@ -208,4 +205,4 @@ def chain_parcel(
         buffer.add(action, env.recv())
     rows = buffer.export(steps + 1)
     data = pack(donor, 1, task, rows, network or {})
-    return FetchResult(Offer(donor, 1, task, 1.0, len(rows["action"]), len(data)), data, 0.1, 0.0)
+    return FetchResult(Offer(donor, 1, task, 1.0, len(rows["action"]), len(data)), data, 0.1)

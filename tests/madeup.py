@@ -145,7 +145,6 @@ def exchanged(
         bytes=10_000,
         raw_bytes=134_000,
         seconds=0.1,
-        wait_seconds=0.0,
         score=nan,
         kl=nan,
         agreement=1.0,

@@ -268,7 +268,7 @@ def parcel(
     data = pack(donor, round_, task, rows, network or {})
     held = np.zeros(0, dtype="<f4") if embedding is None else embedding
     offer = Offer(donor, round_, task, score, len(rows["action"]), len(data), held)
-    return FetchResult(offer, data, 0.1, 0.0)
+    return FetchResult(offer, data, 0.1)
 
 
 def expert(job: Job, task: str = RIGHT) -> Columns:

@@ -346,7 +346,6 @@ def test_an_unknown_name_suggests_the_closest() -> None:
         ("learn.heads", "per_tsk", "per_task"),
         ("learn.reward", "clipp", "clip"),
         ("reuse.mode", "distil", "distill"),
-        ("share.segments", "recnt", "recent"),
         ("simnet.distance", "weight", "weights"),
         ("evaluation.tasks", "finl", "final"),
         ("share.policy", "exct", "exact"),
@@ -367,7 +366,7 @@ def test_names_from_outside_are_accepted_where_the_settings_say_so() -> None:
 def test_names_from_outside_are_refused_elsewhere() -> None:
     cases: list[str] = [
         *("preset", "task.obs", "task.variant", "learn.loss", "learn.heads", "learn.reward"),
-        *("reuse.mode", "share.segments", "simnet.distance", "evaluation.tasks"),
+        *("reuse.mode", "simnet.distance", "evaluation.tasks"),
     ]
     for key in cases:
         assert refusal({key: "my.module:thing"}).startswith("unknown ")

@@ -101,7 +101,6 @@ def exchanged(rows: Rows, kind: str, reason: str = "") -> None:
         bytes=2_000_000,
         raw_bytes=8_000_000,
         seconds=0.1,
-        wait_seconds=0.0,
         score=nan,
         kl=nan,
         agreement=nan,

@@ -33,11 +33,10 @@ from thread_links import ThreadLink
 from canal_mpi.agent import loop
 from canal_mpi.agent.loop import Agent
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import LAST, LIFE, Array, Batch, Offer
+from canal_mpi.interfaces import LIFE, Array, Batch, Offer
 from canal_mpi.learn.dqn import DQN, policy_kl
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.lesson import unpack
-from canal_mpi.membuf.selection import CHOOSERS, choose
 from canal_mpi.membuf.wire import encode
 from canal_mpi.rank import build
 from canal_mpi.rank.build import make_agent, make_link
@@ -604,26 +603,6 @@ def test_an_offer_carries_what_the_policy_compares_by(policy: str) -> None:
     assert plain is not None and len(plain.embedding) == 0
 
 
-@pytest.mark.parametrize("name", ["recent", "td", "uniform", "reservoir"])
-def test_segments_of_a_lesson_are_chosen_as_asked(name: str) -> None:
-    job = small_job(share__segments=name, share__rows=110, train__steps=400)
-    run = _Run(job)
-    agent = run.agent
-    rows = agent.replay.own.export_all()
-    worth = agent.replay.errors(rows, run.dqn.td_errors, RIGHT)
-    expected = {
-        kind: choose(rows, 110, CHOOSERS[kind], worth, agent.stream("offer"))
-        for kind in ("recent", "td", "uniform")
-    }
-    saved = run.sink.saved["membuf", f"round-01-{RIGHT}"]
-    same = {
-        kind
-        for kind, wanted in expected.items()
-        if all(np.array_equal(saved[column], wanted[column]) for column in wanted)
-    }
-    assert same == {"uniform" if name == "reservoir" else name}
-
-
 @pytest.mark.parametrize("rows", [60, 110, 500])
 def test_share_rows_bound_a_lesson(rows: int) -> None:
     run = _Run(small_job(share__rows=rows, train__steps=300))
@@ -645,75 +624,19 @@ def test_the_probe_takes_as_many_steps_as_asked(steps: int) -> None:
     assert _Run(small_job(share__probe=steps), _lesson(job)).task()["probe_steps"] == 0
 
 
-@pytest.mark.parametrize(("budget", "fetched"), [(0, [1, 2, 3]), (None, [1, 3]), (1, [])])
-def test_lessons_over_the_budget_are_refused_with_a_row_in_the_ledger(
-    budget: int | None, fetched: list[int]
-) -> None:
-    steps = {1: 10, 2: 40, 3: 11}
-    parcels = [parcel(rows=played(n), donor=donor) for donor, n in steps.items()]
-    sizes = {one.offer.donor: one.offer.bytes for one in parcels}
-    if budget is None:  # room for the two small ones, also after the large one was refused
-        budget = sizes[1] + sizes[3]
-        assert sizes[2] > sizes[3]
-    job = small_job(share__policy="all", share__budget=budget)
-    run = _Run(job, Donors(parcels))
-    assert [donor for donor, _ in run.link.fetched] == fetched
-    refusals = [row for row in run.sink.rows["exchange"] if row["kind"] == "refusal"]
-    assert [(row["donor"], row["to"]) for row in refusals] == [
-        (donor, 0) for donor in steps if donor not in fetched
-    ]
-    for row in refusals:
-        assert f"{sizes[row['donor']]} bytes" in row["reason"]
-        assert "share.budget" in row["reason"]
-        assert row["bytes"] == 0
-
-
-def test_the_budget_is_that_of_one_round() -> None:
-    parcels = [
-        parcel(task, rows=played(20), donor=1, round_=n) for n, task in ((1, RIGHT), (2, LEFT))
-    ]
-    budget = max(one.offer.bytes for one in parcels)
-    run = _Run(small_job(share__budget=budget), Donors(parcels), (RIGHT, LEFT))
-    assert run.link.fetched == [(1, 1), (1, 2)]
-
-
-@pytest.mark.parametrize("network", [True, False])
-def test_a_donor_trims_its_lesson_to_the_newest_rows_in_the_budget(network: bool) -> None:
-    settings: dict[str, Any] = {"train__steps": 400, "reuse__network": network}
-    offer, data = _Run(small_job(**settings)).link.published[0]
-    assert offer is not None and offer.rows >= 401
-    most = len(data) * 4 // 5
-    run = _Run(small_job(share__budget=most, **settings))
-    less, smaller = run.link.published[0]
-    assert less is not None and 50 < less.rows < offer.rows
-    assert less.bytes == len(smaller) <= most
-    whole, part = (
-        {name: c[(rows["flags"] & LAST) == 0] for name, c in rows.items()}
-        for rows in (
-            unpack(data, offer, WALK, 1 << 20).rows,
-            unpack(smaller, less, WALK, 1 << 20).rows,
-        )
-    )
-    for name, column in part.items():
-        np.testing.assert_array_equal(column, whole[name][-len(column) :])
-    saved = run.sink.saved["membuf", f"round-01-{RIGHT}"]
-    assert len(saved["action"]) == offer.rows  # on disk there is room for everything
-
-
-@pytest.mark.parametrize("budget", [0, 10**6])
-def test_lessons_cross_the_wire_packed_or_not_as_asked(budget: int) -> None:
+def test_lessons_cross_the_wire_packed_or_not_as_asked() -> None:
     found = {}
     for packs in (True, False):
 
         def prepare(agent: Agent, packs: bool = packs) -> None:
             agent.sharing.packs = packs
 
-        run = _Run(small_job(train__steps=200, share__budget=budget), prepare=prepare)
+        run = _Run(small_job(train__steps=200), prepare=prepare)
         ((offer, data),) = run.link.published
         assert offer is not None and offer.bytes == len(data)
         found[packs] = data, unpack(data, offer, WALK, 1 << 20).rows
     (packed, rows), (plain, same) = found[True], found[False]
-    assert (len(packed) < 0.5 * len(plain)) == (budget == 0)  # with a budget it is always packed
+    assert len(packed) < 0.5 * len(plain)
     for name, column in rows.items():
         np.testing.assert_array_equal(column, same[name])
 

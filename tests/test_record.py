@@ -129,11 +129,11 @@ def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
     record.moved(TransferEvent("offer", mine, 3, 4, 2, 700))
-    record.received(FetchResult(theirs, b"x" * 600, 0.5, 0.25, sender=0))
+    record.received(FetchResult(theirs, b"x" * 600, 0.5, sender=0))
     assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
     record.used(theirs, 0.25, 0.75)
     record.used(theirs)
-    record.refused(FetchResult(theirs, b"", 0.5, 0.25, sender=1), "checksum")
+    record.refused(FetchResult(theirs, b"", 0.5, sender=1), "checksum")
     odd = Offer(2, 7, "", nan, 0, 0)
     record.moved(TransferEvent("refusal", odd, 2, 3, 7, reason="empty"))
     record.moved(TransferEvent("transfer", theirs, 0, 3, 1, 600, 0.125))
@@ -152,7 +152,7 @@ def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
     assert [row["round"] for row in sink.rows["exchange"]] == [2, 2, 2, 2, 7, 1]
     assert sink.rows["exchange"][5]["seconds"] == 0.125
     for row in sink.rows["exchange"][1:3]:
-        assert (row["raw_bytes"], row["seconds"], row["wait_seconds"]) == (5360, 0.5, 0.25)
+        assert (row["raw_bytes"], row["seconds"]) == (5360, 0.5)
     taught = sink.rows["exchange"][1]
     assert (taught["kl"], taught["agreement"]) == (0.25, 0.75)
     for row in (sink.rows["exchange"][0], *sink.rows["exchange"][2:]):

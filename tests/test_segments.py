@@ -7,7 +7,7 @@ from small import WALK, moves, parcel, play_into, played
 from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Columns
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import unpack
-from canal_mpi.membuf.selection import CHOOSERS, choose, cut, join
+from canal_mpi.membuf.selection import choose, cut, join
 
 FLAGS = {
     7: TERMINATED,
@@ -18,14 +18,6 @@ FLAGS = {
     90: TERMINATED,
     120: TRUNCATED,
 }
-
-
-def _worth(rows: Columns) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    return np.zeros(len(rows["flags"]), dtype=np.float32)
-
-
-def _rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
 
 
 def _next_state(rows: Columns, number: int) -> float:
@@ -85,12 +77,15 @@ def test_joining_nothing_gives_no_rows_of_the_same_kind() -> None:
         assert column.shape == (0, *rows[name].shape[1:])
 
 
-@pytest.mark.parametrize("name", sorted(CHOOSERS))
 @pytest.mark.parametrize("most", [51, 52, 100, 777, 1500])
-def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(name: str, most: int) -> None:
+def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(most: int) -> None:
+    for rng in (None, np.random.default_rng(0)):
+        _check_choice(most, rng)
+
+
+def _check_choice(most: int, rng: np.random.Generator | None) -> None:
     rows = played(2000, {k: (TERMINATED, TRUNCATED, LIFE)[k % 3] for k in range(11, 2000, 37)})
-    worth = _rng(3).random(len(rows["flags"])).astype(np.float32)
-    chosen = choose(rows, most, CHOOSERS[name], worth, _rng())
+    chosen = choose(rows, most, rng)
     total = len(chosen["flags"])
     assert max(most - 51, 1) <= total <= most  # at most one segment is missing
     sent = parcel(rows=chosen)
@@ -102,47 +97,36 @@ def test_a_choice_keeps_to_its_budget_and_is_a_proper_lesson(name: str, most: in
 def test_a_budget_of_less_than_a_segment_is_used_too() -> None:
     for most in [3, 10, 40]:
         rows = played(500)
-        chosen = choose(rows, most, CHOOSERS["recent"], _worth(rows), _rng())
+        chosen = choose(rows, most)
         assert 2 <= len(chosen["flags"]) <= most
 
 
 def test_play_that_fits_is_kept_whole() -> None:
     rows = played(100, FLAGS)
-    whole = choose(rows, len(rows["flags"]), CHOOSERS["uniform"], _worth(rows), _rng())
+    whole = choose(rows, len(rows["flags"]))
     assert moves(whole) == list(range(100))
 
 
 def test_recent_keeps_the_newest() -> None:
     rows = played(1000)
-    chosen = choose(rows, 3 * 51, CHOOSERS["recent"], _worth(rows), _rng())
+    chosen = choose(rows, 3 * 51)
     assert moves(chosen) == list(range(850, 1000))
 
 
-def test_td_keeps_the_segments_with_the_largest_differences() -> None:
-    rows = played(1000)
-    worth = np.zeros(1001, dtype=np.float32)
-    worth[[130, 610, 611, 912]] = 5.0, 1.0, 1.0, 4.0
-    chosen = choose(rows, 2 * 51, CHOOSERS["td"], worth, _rng())
-    assert moves(chosen) == [*range(100, 150), *range(900, 950)]
-    chosen = choose(rows, 3 * 51, CHOOSERS["td"], worth, _rng())
-    assert moves(chosen) == [*range(100, 150), *range(600, 650), *range(900, 950)]
-
-
-def test_uniform_keeps_every_segment_equally_often() -> None:
-    for name in ["uniform", "reservoir"]:
-        rows, counts = played(1000), np.zeros(20)
-        for seed in range(1000):
-            chosen = choose(rows, 5 * 51, CHOOSERS[name], _worth(rows), _rng(seed))
-            counts[np.array(moves(chosen))[::50] // 50] += 1
-        assert counts.sum() == 5000
-        chi_squared = float(np.square(counts - 250).sum() / 250)
-        assert chi_squared < 43.8  # 19 degrees of freedom: exceeded once in a thousand times
+def test_drawing_keeps_every_segment_equally_often() -> None:
+    rows, counts = played(1000), np.zeros(20)
+    for seed in range(1000):
+        chosen = choose(rows, 5 * 51, np.random.default_rng(seed))
+        counts[np.array(moves(chosen))[::50] // 50] += 1
+    assert counts.sum() == 5000
+    chi_squared = float(np.square(counts - 250).sum() / 250)
+    assert chi_squared < 43.8  # 19 degrees of freedom: exceeded once in a thousand times
 
 
 def test_choosing_again_from_a_choice_keeps_segments_whole() -> None:
     rows = played(1000, FLAGS)
-    first = choose(rows, 500, CHOOSERS["uniform"], _worth(rows), _rng(1))
-    second = choose(first, 200, CHOOSERS["uniform"], _worth(first), _rng(2))
+    first = choose(rows, 500, np.random.default_rng(1))
+    second = choose(first, 200, np.random.default_rng(2))
     assert set(moves(second)) < set(moves(first))
     for number in moves(second):
         if not FLAGS.get(number, 0) & (TRUNCATED | TERMINATED):
@@ -155,7 +139,7 @@ def test_a_ring_that_was_overwritten_cuts_properly() -> None:
     for k in range(333):
         play_into(buffer, k, TRUNCATED if k % 40 == 39 else 0)
     rows = buffer.export_all()
-    sent = parcel(rows=choose(rows, 60, CHOOSERS["recent"], _worth(rows), _rng()))
+    sent = parcel(rows=choose(rows, 60))
     lesson = unpack(sent.data, sent.offer, WALK, 1 << 24)
-    newest = moves(lesson.rows)
-    assert newest[-1] == 332 and newest == list(range(newest[0], 333))
+    kept = moves(lesson.rows)
+    assert kept[-1] == 332 and kept == list(range(kept[0], 333))

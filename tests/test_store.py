@@ -113,7 +113,7 @@ def test_the_tables_are_those_of_the_design() -> None:
         "train": "agent round task step loss epsilon return_mean env_seconds learn_seconds "
         "wait_seconds",
         "files": "agent path sha256",
-        "exchange": "kind round donor from to task rows bytes raw_bytes seconds wait_seconds "
+        "exchange": "kind round donor from to task rows bytes raw_bytes seconds "
         "score kl agreement reason",
     }
     for table, names in design.items():

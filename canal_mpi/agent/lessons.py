@@ -21,7 +21,6 @@ from canal_mpi.interfaces import (
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import (
-    CHOOSERS,
     Need,
     Policy,
     choose,
@@ -72,21 +71,9 @@ class Sharing:
         self.record.phase("exchanging")
         most = (self.job.share.nearest, self.job.share.donors)
         need = Need(self.task, self.round, *most, self.measure, embedding)
-        found = self.link.fetch(self._affordable(self.policy(need, self.link.offers())))
+        found = self.link.fetch(self.policy(need, self.link.offers()))
         self.note_waiting()
         return [lesson for fetched in found if (lesson := self._open(fetched, replay))]
-
-    def _affordable(self, wanted: Sequence[Offer]) -> list[Offer]:
-        """The wanted offers, best first, as far as the byte budget of a round goes."""
-        left = self.job.share.budget
-        taken: list[Offer] = []
-        for offer in wanted:
-            if left and offer.bytes > left - sum(o.bytes for o in taken):
-                reason = f"{offer.bytes} bytes are over what is left of share.budget = {left}"
-                self.record.refused(FetchResult(offer, b"", 0.0, 0.0, sender=offer.donor), reason)
-            else:
-                taken.append(offer)
-        return taken
 
     def _open(self, fetched: FetchResult, replay: Replay) -> Lesson | None:
         """A lesson that arrived whole; the ledger notes one that did not."""
@@ -113,19 +100,17 @@ class Sharing:
         self.record.phase("saving")
         rows: Columns = {"action": np.zeros(0)}
         if len(replay.own):
-            rows = self._chosen(replay, learner, rng)
+            rows = choose(replay.own.export_all(), self.job.share.rows)
             network = learner.get_weights() if self.job.reuse.network else {}
             self._save(rows, network)
         self.record.phase("exchanging")
         offer, data = None, b""
         if self.link.out_neighbors and len(rows["action"]):
             embedding = self.embedding(rows, rng)
-            rows, data = self._packed(rows, network)
-            size = (len(rows["action"]), len(data))
-            if data:
-                score, std_error, episodes = self.record.late_returns()
-                about = (self.number, self.round, self.task, score)
-                offer = Offer(*about, *size, embedding, std_error, episodes)
+            data = pack(self.number, self.round, self.task, rows, network, self.packs)
+            score, std_error, episodes = self.record.late_returns()
+            about = (self.number, self.round, self.task, score)
+            offer = Offer(*about, len(rows["action"]), len(data), embedding, std_error, episodes)
         self.link.publish(offer, data)
         self.note_waiting()
 
@@ -142,33 +127,6 @@ class Sharing:
         }
         name = f"round-{self.round:02d}-{self.task}"
         self.record.sink.save("membuf", name, rows | with_prefix("network", network) | about)
-
-    def _chosen(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> Columns:
-        """The segments of own play that go into the lesson."""
-        rows, most = replay.own.export_all(), self.job.share.rows
-        name = self.job.share.segments
-        worth = rows["reward"]
-        if name == "td" and len(worth) > most:
-            worth = replay.errors(rows, learner.td_errors, self.task)
-        return choose(rows, most, CHOOSERS[name], worth, rng)
-
-    def _packed(self, rows: Columns, network: Columns) -> tuple[Columns, bytes]:
-        """A lesson for the wire, the newest rows of it that the byte budget has room for.
-
-        Where the donor's network would take half of the budget it stays at home.
-        """
-        budget, about = self.job.share.budget, (self.number, self.round, self.task)
-        if not budget:
-            return rows, pack(*about, rows, network, self.packs)
-        if 2 * sum(column.nbytes for column in network.values()) > budget:
-            network = {}
-        while len(rows["action"]):
-            data = pack(*about, rows, network)
-            if len(data) <= budget:
-                return rows, data
-            most = int(len(rows["action"]) * min(0.9 * budget / len(data), 0.9))
-            rows = choose(rows, most, CHOOSERS["recent"], rows["reward"], np.random.default_rng(0))
-        return rows, b""
 
     # ── inside a task ──────────────────────────────────────────────────────────────────────────
 
@@ -201,7 +159,7 @@ class Sharing:
                 self._partners = [one for one in self._partners if one != agent]
                 continue
             offer = Offer(agent, self.round, self.task, nan, -1, len(answer))
-            lesson = self._open(FetchResult(offer, answer, 0.0, 0.0, sender=agent), replay)
+            lesson = self._open(FetchResult(offer, answer, 0.0, sender=agent), replay)
             if lesson:
                 replay.join(lesson.rows)
                 whole = replace(offer, rows=len(lesson.rows["action"]))

@@ -109,12 +109,12 @@ class Recorder:
     def state_dict(self) -> Columns:
         """All counts of the running task."""
         times = [[*self.clock.since(at).values()] for at in (self._at_task, self._at_row)]
-        fetched = [(*key, f.seconds, f.wait_seconds, f.sender) for key, f in self._fetched.items()]
+        fetched = [(*key, f.seconds, f.sender) for key, f in self._fetched.items()]
         return with_prefix("progress", record_to_columns(self.progress)) | {
             "counts": np.array([getattr(self, name) for name in COUNTS], dtype="<i8"),
             "times": np.array(times),
             "cpu": np.array([process_time() - self._cpu, self.core_waited]),
-            "fetched": np.array(fetched, dtype="<f8").reshape(-1, 5),
+            "fetched": np.array(fetched, dtype="<f8").reshape(-1, 4),
             "losses": np.array(self._losses, dtype="<f8"),
             "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
             "returns": np.array(self._returns, dtype="<f8"),
@@ -131,9 +131,9 @@ class Recorder:
         self._cpu -= float(state["cpu"][0])
         self._core -= float(state["cpu"][1])
         known = {offer.key: offer for offer in offers}
-        for donor, round_, seconds, waited, sender in state["fetched"].tolist():
+        for donor, round_, seconds, sender in state["fetched"].tolist():
             key = (int(donor), int(round_))
-            self._fetched[key] = FetchResult(known[key], b"", seconds, waited, sender=int(sender))
+            self._fetched[key] = FetchResult(known[key], b"", seconds, sender=int(sender))
         self._losses = state["losses"].tolist()
         self._ended = [(int(step), total) for step, total in state["ended"].tolist()]
         self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
@@ -298,7 +298,7 @@ class Recorder:
 
     def swapped(self, offer: Offer) -> None:
         """Rows that a neighbour on the same task sent while it was learning."""
-        self._took("swap", FetchResult(offer, b"", 0.0, 0.0, sender=offer.donor), offer.bytes, "")
+        self._took("swap", FetchResult(offer, b"", 0.0, sender=offer.donor), offer.bytes, "")
 
     def refused(self, fetched: FetchResult, reason: str) -> None:
         """A lesson that did not arrive whole, or was not asked for."""
@@ -307,11 +307,9 @@ class Recorder:
     def _took(self, kind: str, f: FetchResult, size: int, reason: str, *agreement: float) -> None:
         ends = (f.sender, self.agent, self.round)
         event = TransferEvent(kind, f.offer, *ends, size, f.seconds, reason)
-        self.moved(event, f.wait_seconds, *agreement)
+        self.moved(event, *agreement)
 
-    def moved(
-        self, event: TransferEvent, waited: float = 0.0, kl: float = nan, agreement: float = nan
-    ) -> None:
+    def moved(self, event: TransferEvent, kl: float = nan, agreement: float = nan) -> None:
         """Something that crossed an edge, or was refused on its way: a row of /exchange."""
         self.sink.add(
             "exchange",
@@ -324,7 +322,6 @@ class Recorder:
             bytes=event.bytes,
             raw_bytes=max(event.offer.rows, 0) * self._row_bytes,
             seconds=event.seconds,
-            wait_seconds=waited,
             score=event.offer.score,
             kl=kl,
             agreement=agreement,

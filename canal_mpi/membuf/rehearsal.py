@@ -7,7 +7,7 @@ import numpy as np
 from canal_mpi.interfaces import Array, Batch, Columns, Spaces
 from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, observations
 from canal_mpi.membuf.replay import Sampler
-from canal_mpi.membuf.selection import choose, uniform
+from canal_mpi.membuf.selection import choose
 
 
 class Rehearsal:
@@ -36,8 +36,8 @@ class Rehearsal:
         self.tasks.pop(task, None)
         room = self.most // (len(self.tasks) + 1)
         for other, buffer in list(self.tasks.items()):
-            self._put(other, _some(buffer.export_all(), room, rng))
-        picked = _some(rows, room, rng)
+            self._put(other, choose(buffer.export_all(), room, rng))
+        picked = choose(rows, room, rng)
         if len(picked["flags"]) > 1:
             self._put(task, with_q_values(picked, self.spaces, q_values))
 
@@ -74,10 +74,6 @@ class Rehearsal:
         self.tasks.clear()
         for task, rows in groups.items():
             self._put(task, rows)
-
-
-def _some(rows: Columns, most: int, rng: np.random.Generator) -> Columns:
-    return choose(rows, most, uniform, rows["reward"], rng)
 
 
 def with_q_values(rows: Columns, spaces: Spaces, q_values: Callable[[Array], Array]) -> Columns:

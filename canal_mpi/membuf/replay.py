@@ -1,12 +1,12 @@
 """Draws batches: from the agent's own rows, from lessons, or from both."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import LAST, Array, Batch, Columns, Spaces
+from canal_mpi.interfaces import Array, Batch, Columns, Spaces
 from canal_mpi.membuf.buffer import ENDS, Buffer, Recipe
 from canal_mpi.state import compiled, inlined
 
@@ -140,17 +140,6 @@ class Replay:
         task = names[int(rng.integers(len(names)))]
         parts = [(self.others[task], self.recipe.batch)]
         return self.sampler.sample(parts, rng)._replace(task=task)
-
-    def errors(self, rows: Columns, measure: Callable[[Batch], Array], task: str) -> Array:
-        """The temporal difference of every row."""
-        buffer, size = self._lesson(rows), self.recipe.batch
-        found = np.zeros(len(rows["action"]), dtype=np.float32)
-        places = np.flatnonzero((rows["flags"] & LAST) == 0)
-        for start in range(0, len(places), size):
-            some = np.resize(places[start : start + size], size)  # a full batch, ends repeated
-            batch = self.sampler.fill(buffer, some, slice(0, size))
-            found[some] = measure(batch._replace(task=task))
-        return found
 
     def _parts(self, rng: np.random.Generator) -> list[tuple[Buffer, int]]:
         """How many rows of each source: lessons get their share, among them by their rows."""

@@ -166,46 +166,15 @@ def one_after_another(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _within(order: Array, pieces: list[Piece], most: int) -> list[Piece]:
-    """The first pieces in that order that fit into `most` rows, oldest first again."""
-    sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
-    fitting = order[np.cumsum(sizes) <= most]
-    return [pieces[k] for k in sorted(fitting.tolist())]
-
-
-def uniform(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
-    """At random: all play is equally likely to be kept, as in a reservoir."""
-    return rng.permutation(len(pieces))
-
-
-def recent(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
-    """The newest first."""
-    return np.arange(len(pieces))[::-1]
-
-
-def td(pieces: list[Piece], worth: Array, rng: np.random.Generator) -> Array:
-    """Where the temporal differences are largest first."""
-    means = np.array([worth[a:b].mean() for a, b in pieces])
-    return np.argsort(-means, kind="stable")
-
-
-Chooser = Callable[[list[Piece], Array, np.random.Generator], Array]
-CHOOSERS: Mapping[str, Chooser] = {
-    "uniform": uniform,
-    "reservoir": uniform,
-    "recent": recent,
-    "td": td,
-}
-
-
-def choose(
-    rows: Columns, most: int, how: Chooser, worth: Array, rng: np.random.Generator
-) -> Columns:
-    """At most `most` of the rows, in segments, chosen by `how`."""
+def choose(rows: Columns, most: int, rng: np.random.Generator | None = None) -> Columns:
+    """At most `most` of the rows, in whole segments: the newest ones, or drawn by `rng`."""
     if len(rows["flags"]) <= most:
         return rows
     pieces = cut(rows["flags"], min(LENGTH, most - 1)) if most > 1 else []
-    return join(rows, _within(how(pieces, worth, rng), pieces, most))
+    order = rng.permutation(len(pieces)) if rng else np.arange(len(pieces))[::-1]
+    sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
+    fitting = order[np.cumsum(sizes) <= most]
+    return join(rows, [pieces[k] for k in sorted(fitting.tolist())])
 
 
 def hold_out(

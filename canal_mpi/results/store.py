@@ -130,7 +130,6 @@ TABLES: dict[str, dict[str, Column]] = {
         "bytes": _volatile("<i8", "bytes of the lesson on the wire", "B"),
         "raw_bytes": Column("<i8", "bytes of the same rows unpacked", "B"),
         "seconds": _seconds("time from request to arrival"),
-        "wait_seconds": _seconds("part of it spent waiting for the sender"),
         "score": _points("mean return of the donor's late training episodes (NaN: unknown)"),
         "kl": Column(
             "<f8", "KL(donor || student) on held-out rows after pretraining (the teacher's)"

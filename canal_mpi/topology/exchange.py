@@ -183,12 +183,12 @@ class Exchange:
         """What came of a wanted lesson; its arrival is told of once, also if it was relayed."""
         one, seconds = self._lessons.get(offer.key), monotonic() - start
         if one is None:
-            return FetchResult(offer, b"", seconds, 0.0, "nobody offered it", self.agent)
+            return FetchResult(offer, b"", seconds, "nobody offered it", self.agent)
         if one.data and not one.fetched:
             one.fetched, size = True, len(one.data) if moved else 0
             self._log("transfer", offer, one.via, self.agent, bytes=size, seconds=seconds)
         refusal = "" if one.data else one.failure or "there was no room for it"
-        return FetchResult(offer, one.data, seconds, 0.0, refusal, one.via)
+        return FetchResult(offer, one.data, seconds, refusal, one.via)
 
     def trade(self, peers: Sequence[int], data: bytes) -> list[tuple[int, bytes]]:
         """Swap rows with neighbours on the same task: one message each in rounds, else what came.
