@@ -245,14 +245,14 @@ def test_sizes_are_added_up_over_all_columns() -> None:
 def test_a_zstd_bomb_is_refused_before_memory_is_taken() -> None:
     bomb = zstandard.ZstdCompressor().compress(bytes(64 << 20))
     message = seal(head(shape=(100,), codec=ZSTD, stored=len(bomb)) + bomb, 1)
-    assert peak_of_refusal(message, LIMIT, "does not unpack to 100 bytes") < 1 << 20
+    assert peak_of_refusal(message, LIMIT, "; 100 to 100 can be") < 1 << 20
 
 
 def test_a_zstd_frame_of_unknown_size_is_refused() -> None:
     packer = zstandard.ZstdCompressor(write_content_size=False)
     frame = packer.compress(bytes(50))
     message = seal(head(shape=(50,), codec=ZSTD, stored=len(frame)) + frame, 1)
-    with pytest.raises(DamagedData, match="does not unpack to 50 bytes"):
+    with pytest.raises(DamagedData, match="; 50 to 50 can be"):
         decode(message, LIMIT)
 
 

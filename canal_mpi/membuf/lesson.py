@@ -35,7 +35,7 @@ def pack(
         "task": np.array([task.encode()], dtype="S64"),
     }
     brain = {f"network/{name}": column for name, column in network.items()}
-    columns = {name: rows[name] for name in reversed(ROWS)}  # actions first: states depend on them
+    columns = {name: rows[name] for name in ROWS}
     return encode(about | columns | brain, pack=packs)
 
 

@@ -1,7 +1,8 @@
 """Named typed arrays as bytes and back: the one format that crosses processes.
 
 Little-endian, versioned, with length and SHA-256; nothing is used or allocated before it is
-checked. Columns may be packed: byte k of all rows together, then zstd; rows of bytes by `planes`.
+checked. Columns may be packed: byte k of all rows together (a plane), of rows of bytes only where
+it changes, then zstd.
 """
 
 import re
@@ -15,23 +16,23 @@ import zstandard
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 MAGIC = b"CANALCOL"
 HEADER = struct.Struct("<8sHHQ32s")  # magic, version, columns, body bytes, SHA-256 of the body
 DTYPE = re.compile(r"(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})")
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
 RAW, ZSTD, BYTE_DELTA = 0, 1, 2
 MOST_DIMENSIONS = 8
-CAUSE = "action"  # rows of bytes that come after it may be grouped by it
+LEVEL = 5  # of zstd, for rows of bytes
+SPARSE = 10  # one change in so many rows is written faster as runs
+BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
 
 
 def encode(columns: Columns, pack: bool = False) -> bytes:
     """The columns as one self-describing message; pack them where the wire is slow."""
     heads, datas = [], []
-    before: Columns = {}
     for name, array in columns.items():
-        head, data = _encode_column(name, array, pack, before)
-        before[name] = array
+        head, data = _encode_column(name, array, pack)
         heads.append(head)
         datas.append(data)
     body = b"".join(heads + datas)
@@ -50,7 +51,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
         if head.name in columns:
             raise DamagedData(f"column '{head.name}' occurs twice")
         data = body[start : start + head.stored]
-        columns[head.name] = _decode_column(head, data, columns)
+        columns[head.name] = _decode_column(head, data)
         start += head.stored
     if start != len(body):
         raise DamagedData(f"message has {len(body) - start} bytes after its last column")
@@ -76,21 +77,14 @@ class _Head:
         self.raw = prod(shape) * self.dtype.itemsize
 
 
-def _cause(columns: Columns, rows: int) -> Array:
-    """The actions of so many rows, if they are among the columns so far; else a constant."""
-    found = columns.get(CAUSE)
-    fits = found is not None and found.dtype == np.uint8 and found.shape == (rows,)
-    return found if fits and found is not None else np.zeros(rows, dtype=np.uint8)
-
-
-def _encode_column(name: str, array: Array, pack: bool, before: Columns) -> tuple[bytes, bytes]:
+def _encode_column(name: str, array: Array, pack: bool) -> tuple[bytes, bytes]:
     array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
     dtype = array.dtype.str
     if not _proper(name, dtype, array.ndim):
         raise ValueError(f"column '{name}' of type {dtype} has no wire form")
     codec, data = RAW, array.tobytes()
     if pack and array.dtype == np.uint8 and array.ndim > 1 and array.nbytes:
-        packed = pack_bytedelta(array.reshape(len(array), -1), _cause(before, len(array)))
+        packed = pack_bytedelta(array.reshape(len(array), -1))
         codec, data = (BYTE_DELTA, packed) if len(packed) < array.nbytes else (RAW, data)
     elif pack and array.ndim and array.nbytes:
         by_place = array.reshape(-1).view(np.uint8).reshape(len(array), -1).T
@@ -153,83 +147,19 @@ def _head(body: memoryview, at: int) -> tuple[_Head, int]:
     return _Head(name, dtype, shape, codec, stored), at
 
 
-def _decode_column(head: _Head, data: memoryview, before: Columns) -> Array:
+def _decode_column(head: _Head, data: memoryview) -> Array:
     if len(data) != head.stored:
         raise DamagedData(f"column '{head.name}' ends after {len(data)} of {head.stored} bytes")
     if head.codec == ZSTD and head.raw and head.shape:
-        return _unpack(head, data)
+        plain = np.frombuffer(_plain(data, head.raw, head.raw), dtype=np.uint8)
+        rows = np.ascontiguousarray(plain.reshape(-1, head.shape[0]).T)
+        return rows.reshape(-1).view(head.dtype).reshape(head.shape)
     if head.codec == BYTE_DELTA and head.raw and len(head.shape) > 1 and head.dtype == np.uint8:
         size = (head.shape[0], head.raw // head.shape[0])
-        return unpack_bytedelta(data, size, _cause(before, size[0])).reshape(head.shape)
+        return unpack_bytedelta(data, size).reshape(head.shape)
     if head.codec != RAW or head.stored != head.raw:
         raise DamagedData(f"column '{head.name}' has {head.stored} bytes for {head.raw}")
     return np.frombuffer(data, dtype=head.dtype).reshape(head.shape).copy()
-
-
-def _unpack(head: _Head, data: memoryview) -> Array:
-    try:
-        if zstandard.frame_content_size(data) != head.raw:
-            raise DamagedData(f"column '{head.name}' does not unpack to {head.raw} bytes")
-        plain = zstandard.ZstdDecompressor().decompress(
-            data, max_output_size=head.raw, allow_extra_data=False
-        )
-    except zstandard.ZstdError as error:
-        raise DamagedData(f"column '{head.name}' can't be unpacked: {error}") from error
-    if len(plain) != head.raw:
-        raise DamagedData(f"column '{head.name}' does not unpack to {head.raw} bytes")
-    rows = np.frombuffer(plain, dtype=np.uint8).reshape(-1, head.shape[0]).T
-    return np.ascontiguousarray(rows).reshape(-1).view(head.dtype).reshape(head.shape)
-
-
-LEVEL = 5
-SAMPLE = 4096  # rows on which both orders of a plane are tried
-QUIET = 0.02  # planes that change less often than this are not tried
-SPARSE = 10  # one change in so many rows is written faster as runs
-BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
-
-
-def pack_bytedelta(rows: Array, cause: Array) -> bytes:
-    """Rows of bytes [rows, planes], packed; `cause` is a byte per row that acts a row later."""
-    values = _to_planes(rows)
-    changes = values.copy()
-    np.subtract(values[:, 1:], values[:, :-1], out=changes[:, 1:])
-    order = _grouped(cause)
-    grouped = _better_grouped(changes, cause)
-    masks, kept = [], []
-    for plane, by_cause in zip(changes, grouped, strict=True):
-        ordered = plane[order] if by_cause else plane
-        mask = ordered != 0
-        masks.append(np.packbits(mask))
-        kept.append(ordered[np.flatnonzero(mask)])  # faster than ordered[mask]
-    plain = b"".join(part.tobytes() for part in [np.packbits(grouped), *masks, *kept])
-    return zstandard.ZstdCompressor(level=LEVEL).compress(plain)
-
-
-def unpack_bytedelta(data: bytes | memoryview, size: tuple[int, int], cause: Array) -> Array:
-    """The rows [rows, planes] that `pack_bytedelta` packed, or DamagedData."""
-    number, planes = size
-    width, front = -(-number // 8), -(-planes // 8)
-    least = front + planes * width
-    plain = np.frombuffer(_plain(data, least, least + number * planes), dtype=np.uint8)
-    grouped = np.unpackbits(plain[:front], count=planes).astype(bool)
-    order = _grouped(cause)
-    masks, kept, at = plain[front:least].reshape(planes, width), plain[least:], 0
-    found = np.empty((planes, number), dtype=np.uint8)
-    for plane, bits, by_cause in zip(found, masks, grouped, strict=True):
-        places = np.flatnonzero(np.unpackbits(bits, count=number).view(bool))
-        if at + len(places) > len(kept):
-            raise DamagedData("rows change more often than changes are given")
-        changes, at = kept[at : at + len(places)], at + len(places)
-        if not by_cause and len(places) * SPARSE < number:
-            values = np.cumsum(np.append(np.uint8(0), changes), dtype=np.uint8)
-            plane[:] = np.repeat(values, np.diff(places, prepend=0, append=number))
-            continue
-        plane[:] = 0
-        plane[order[places] if by_cause else places] = changes
-        np.cumsum(plane, dtype=np.uint8, out=plane)
-    if at != len(kept):
-        raise DamagedData(f"rows come with {len(kept) - at} changes too many")
-    return _to_planes(found)
 
 
 def _plain(data: bytes | memoryview, least: int, most: int) -> bytes:
@@ -237,15 +167,53 @@ def _plain(data: bytes | memoryview, least: int, most: int) -> bytes:
     try:
         size = zstandard.frame_content_size(data)
         if not least <= size <= most:
-            raise DamagedData(f"rows would unpack to {size} bytes; {least} to {most} can be")
+            raise DamagedData(f"a column would unpack to {size} bytes; {least} to {most} can be")
         plain: bytes = zstandard.ZstdDecompressor().decompress(
             data, max_output_size=size, allow_extra_data=False
         )
     except zstandard.ZstdError as error:
-        raise DamagedData(f"rows can't be unpacked: {error}") from error
+        raise DamagedData(f"a column can't be unpacked: {error}") from error
     if len(plain) != size:
-        raise DamagedData(f"rows unpack to {len(plain)} bytes, not to {size}")
+        raise DamagedData(f"a column unpacks to {len(plain)} bytes, not to {size}")
     return plain
+
+
+def pack_bytedelta(rows: Array) -> bytes:
+    """Rows of bytes [rows, planes], packed: where each plane changes, and by how much."""
+    changes = _to_planes(rows)
+    changes[:, 1:] -= changes[:, :-1].copy()
+    masks, kept = [], []
+    for plane in changes:
+        mask = plane != 0
+        masks.append(np.packbits(mask))
+        kept.append(plane[np.flatnonzero(mask)])  # faster than plane[mask]
+    plain = b"".join(part.tobytes() for part in [*masks, *kept])
+    return zstandard.ZstdCompressor(level=LEVEL).compress(plain)
+
+
+def unpack_bytedelta(data: bytes | memoryview, size: tuple[int, int]) -> Array:
+    """The rows [rows, planes] that `pack_bytedelta` packed, or DamagedData."""
+    number, planes = size
+    width = -(-number // 8)
+    least = planes * width
+    plain = np.frombuffer(_plain(data, least, least + number * planes), dtype=np.uint8)
+    masks, kept, at = plain[:least].reshape(planes, width), plain[least:], 0
+    found = np.empty((planes, number), dtype=np.uint8)
+    for plane, bits in zip(found, masks, strict=True):
+        places = np.flatnonzero(np.unpackbits(bits, count=number).view(bool))
+        if at + len(places) > len(kept):
+            raise DamagedData("rows change more often than changes are given")
+        changes, at = kept[at : at + len(places)], at + len(places)
+        if len(places) * SPARSE < number:
+            values = np.cumsum(np.append(np.uint8(0), changes), dtype=np.uint8)
+            plane[:] = np.repeat(values, np.diff(places, prepend=0, append=number))
+            continue
+        plane[:] = 0
+        plane[places] = changes
+        np.cumsum(plane, dtype=np.uint8, out=plane)
+    if at != len(kept):
+        raise DamagedData(f"rows come with {len(kept) - at} changes too many")
+    return _to_planes(found)
 
 
 def _to_planes(rows: Array) -> Array:
@@ -259,27 +227,3 @@ def _to_planes(rows: Array) -> Array:
         else:
             planes[some] = rows[:, some].T
     return planes
-
-
-def _grouped(cause: Array) -> Array:
-    """The order of rows in which those with the same cause in the row before stand together."""
-    before = np.concatenate([cause[:1], cause[:-1]])
-    return np.argsort(before, kind="stable")
-
-
-def _better_grouped(changes: Array, cause: Array) -> Array:
-    """Which planes pack better grouped, tried on rows from the middle."""
-    start = max((changes.shape[1] - SAMPLE) // 2, 0)
-    some = changes[:, start : start + SAMPLE]
-    order, busy = _grouped(cause[start : start + SAMPLE]), (some != 0).mean(axis=1) > QUIET
-    zstd = zstandard.ZstdCompressor(level=1)
-
-    def size(plane: Array) -> int:
-        mask = plane != 0
-        return len(zstd.compress(plane[mask].tobytes())) + len(
-            zstd.compress(np.packbits(mask).tobytes())
-        )
-
-    pairs = zip(some, busy, strict=True)
-    tried = [on and size(plane[order]) < 0.97 * size(plane) for plane, on in pairs]
-    return np.array(tried, dtype=bool)
