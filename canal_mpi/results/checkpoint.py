@@ -163,7 +163,7 @@ class Checkpoints:
         found = marks(self.folder)
         before = [mark for mark in found if mark.round < newest.round]
         for mark in set(found) - {*found[-2:], *before[-1:]}:
-            (self.folder / mark.file).unlink(missing_ok=True)
+            _remove(self.folder / mark.file)
 
 
 @dataclass(frozen=True)
@@ -251,6 +251,12 @@ def load_state(path: Path) -> Columns:
 def remove_all(run: Path) -> None:
     """Remove every checkpoint on this host: the run is over, nobody will resume it."""
     for path in run.glob("checkpoints/agent-*/round-*.h5"):
+        _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file; a folder in its place is none of ours."""
+    with suppress(IsADirectoryError):
         path.unlink(missing_ok=True)
 
 
@@ -261,7 +267,7 @@ def tidy(run: Path, chosen: dict[int, Mark]) -> None:
         newer = [folder / other.file for other in marks(folder) if other > mark]
         places = (folder, run / "membuf" / folder.name)
         for path in (*newer, *(rest for place in places for rest in place.glob(".*.new"))):
-            path.unlink(missing_ok=True)
+            _remove(path)
 
 
 # ── lessons ────────────────────────────────────────────────────────────────────────────────────
