@@ -26,7 +26,7 @@ def measure(world, name, size):
     from canal_mpi.topology.transport import MpiTransport
 
     edges = graphs.edges(name, world.size)
-    link = Exchange(world.rank, edges, MpiTransport(world.comm, edges, world.heartbeat.idle, LIMIT))
+    link = Exchange(world.rank, edges, MpiTransport(world.comm, world.heartbeat.idle, LIMIT))
     world.heartbeat.attach(poll=link.poll, on_beat=lambda: None)
     data = encode({"rows": np.zeros(size, dtype=np.uint8)})
     waits, speeds, done = [], [], set()

@@ -56,7 +56,7 @@ def leave(link: Exchange, comm: MPI.Intracomm) -> None:
 def exchange(name: str, joined: Edges, free: bool) -> None:
     comm = MPI.COMM_WORLD
     agent, size, moved = comm.Get_rank(), comm.Get_size(), list[TransferEvent]()
-    transport = MpiTransport(comm, joined, idle, LIMIT)
+    transport = MpiTransport(comm, idle, LIMIT)
     link = Exchange(agent, joined, transport, ExchangeConfig(free), moved.append)
     rng = np.random.default_rng(agent)
     for round_ in range(1, ROUNDS + 1):

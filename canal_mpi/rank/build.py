@@ -143,9 +143,8 @@ def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
         share.free, share.relay, share.timeout, share.cache_mb << 20, plan.job.tasks
     )
     limit, idle = (share.max_message_mb << 20) + HEADS, world.heartbeat.idle
-    edges = set(plan.edges)
-    transport = MpiTransport(comm, edges, idle, limit, plain=world.ft)
-    return partial(Exchange, world.agent, edges, transport, config)
+    transport = MpiTransport(comm, idle, limit)
+    return partial(Exchange, world.agent, set(plan.edges), transport, config)
 
 
 def should_compress(world: World, plan: Plan) -> bool:

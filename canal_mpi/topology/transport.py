@@ -19,7 +19,6 @@ from canal_mpi.errors import DamagedData, ProtocolError
 from canal_mpi.interfaces import MessageKind
 from canal_mpi.topology import Tag
 from canal_mpi.topology.exchange import Message, Transport
-from canal_mpi.topology.graphs import Edges
 
 CHUNK = 1 << 22
 INLINE = 3 << 10  # so few bytes travel with their head: MPI sends them at once
@@ -178,12 +177,12 @@ class PolledComm:
 
 
 class MpiTransport(Transport):
-    """Carries the messages of an exchange along the edges of a graph."""
+    """Carries the messages of an exchange, over a communicator of its own."""
 
-    def __init__(
-        self, comm: MPI.Intracomm, edges: Edges, idle: Idle, limit: int, plain: bool = False
-    ) -> None:
-        self._comm, self.limit = PolledComm(_graph(comm, edges, plain), idle), limit
+    def __init__(self, comm: MPI.Intracomm, idle: Idle, limit: int) -> None:
+        with deadline():
+            own = comm.copy() if isinstance(comm, ShrunkComm) else comm.Dup()
+        self._comm, self.limit = PolledComm(own, idle), limit
 
     def send(self, to: int, message: Message) -> None:
         """Start sending a message."""
@@ -234,19 +233,6 @@ class MpiPort:
         if found is not None and found.error:
             raise ProtocolError(found.error)
         return None if found is None else bytes(found.data)
-
-
-def _graph(comm: MPI.Intracomm, edges: Edges, plain: bool) -> MPI.Intracomm:
-    """A distributed-graph communicator, or a copy: Open MPI's graphs may not survive a death."""
-    agent = comm.Get_rank()
-    sources = sorted(a for a, b in edges if b == agent)
-    destinations = sorted(b for a, b in edges if a == agent)
-    with deadline():
-        if isinstance(comm, ShrunkComm):
-            return comm.copy()
-        if plain:
-            return comm.Dup()
-        return comm.Create_dist_graph_adjacent(sources, destinations, reorder=False)
 
 
 class ShrunkComm(MPI.Intracomm):
