@@ -51,6 +51,17 @@ def students(run_file: Path) -> set[tuple[int, str]]:
     return {(agent, task) for agent, _, task in donors(run_file)}
 
 
+def test_the_first_run_ever_compiles_once_and_is_not_taken_for_one_that_hangs(
+    tmp_path: Path,
+) -> None:
+    (kept := tmp_path / "machine-code").mkdir()
+    options = (*SMOKE, "--frames", "60", "--set", "timeout=2", "--out", str(tmp_path / "run"))
+    result = mpirun(2, "train", *options, NUMBA_CACHE_DIR=str(kept))
+    assert result.code == 0, result.err
+    found = [path.name.rpartition(".")[0] for path in kept.rglob("*.nbc")]
+    assert len(found) == len({*found}) > 5
+
+
 def test_every_agent_learns_every_task(mpi: str, tmp_path: Path) -> None:
     for ranks in {"openmpi": (1, 5), "mpich": (1, 2)}[mpi]:
         out = tmp_path / str(ranks)

@@ -1,10 +1,15 @@
 """Puts a rank together: its agent and link, or its env server."""
 
-from collections.abc import Callable, Sequence
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from time import sleep
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +35,7 @@ from canal_mpi.interfaces import (
     Saver,
     Sink,
     Spaces,
+    Step,
 )
 from canal_mpi.learn import ALGORITHMS
 from canal_mpi.membuf.buffer import Buffer, Recipe
@@ -47,6 +53,8 @@ from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_of
 if TYPE_CHECKING:
     from canal_mpi.topology.transport import MpiPort
 
+logger = logging.getLogger(__name__)
+
 LARGEST = 1 << 30  # bytes of a learner
 HEADS = 1 << 16  # what a message takes beside its arrays
 
@@ -58,6 +66,54 @@ def make_learner(job: Job, agent: int, spaces: Spaces, first_task: str) -> Learn
     made.set_task(first_task)
     made.act(np.zeros((1, *spaces.shape), dtype=spaces.dtype))  # what can't work fails here
     return made
+
+
+def compile_ahead(job: Job, spaces: Spaces, beat: Callable[[], None]) -> None:
+    """Compile what training calls, before anybody's silence counts.
+
+    That takes many seconds on a slow device, once: the first process of a host compiles, the others
+    wait for it and find the machine code on disk. A learner of another kind compiles for itself.
+    """
+    if job.learn.algorithm != "dqn" or os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        return
+    from numba.core import event
+
+    class Beating(event.Listener):  # type: ignore[misc]  # Numba has no types
+        def on_start(self, _: Any) -> None:
+            beat()
+
+        def on_end(self, _: Any) -> None:
+            beat()
+
+    with _compiling_alone(beat), event.install_listener("numba:compile", Beating()):
+        learner = make_learner(job, 0, spaces, job.tasks[0])
+        replay = Replay(spaces, 2 * job.learn.n_step, replace(recipe(job), batch=2))
+        obs, zero = np.zeros((1, *spaces.shape), dtype=spaces.dtype), np.zeros(1)
+        replay.own.start(obs)
+        for _ in range(2 * job.learn.n_step):
+            step = Step(obs, zero.astype(np.float32), zero.astype(np.uint8), obs)
+            replay.own.add(zero.astype(np.int64), step)
+        batch = replay.sample(np.random.default_rng(0))._replace(task=job.tasks[0])
+        learner.update(batch)
+        told = np.zeros((2, spaces.actions), dtype=np.float32)
+        learner.update(batch._replace(stored_q=told, distill=1.0))
+
+
+@contextmanager
+def _compiling_alone(beat: Callable[[], None]) -> Iterator[None]:
+    """One process of this host at a time; where files can't be locked, all at once."""
+    with Path(__file__).open("rb") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                beat()
+                sleep(0.02)
+                continue
+            except OSError as error:
+                logger.info("%s can't be locked: %s", file.name, error)
+            break
+        yield
 
 
 def load_learner(learner: Learner, job: Job, agent: int) -> None:

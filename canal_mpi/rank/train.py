@@ -20,7 +20,7 @@ from canal_mpi import config
 from canal_mpi.agent.loop import Agent
 from canal_mpi.agent.state import restore
 from canal_mpi.config import on_host
-from canal_mpi.envs import env_maker
+from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.envs.client import RemoteMaker
 from canal_mpi.errors import (
     DamagedData,
@@ -205,6 +205,8 @@ class TrainingRun:
         """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
         world = self.world
         world.death_reporter.alive(f"making {', '.join(self.job.tasks)[:80]}")
+        world.run_on_all(self._compile)
+        world.set_timeout(self.plan.job.timeout)
         agent, link, sink = world.run_on_all(self._build)
         earlier = build.offer_earlier_lessons(world, self.plan, link, agent)
         if self.display and not self._greeted:
@@ -229,6 +231,8 @@ class TrainingRun:
             f"an env server ({world.place}) was killed or left without a word; its agents can't "
             f"play. What was saved is safe in {folder}."
         )
+        world.run_on_all(lambda: world.set_timeout(self._patience))  # agents compile
+        world.set_timeout(self.plan.job.timeout)
         server = world.run_on_all(
             lambda: build.make_env_server(world, self.plan.job, self.log_file)
         )
@@ -262,6 +266,16 @@ class TrainingRun:
         except Exception as error:
             if not self.world.has_failed(error):
                 raise  # else: everything is done and written, whoever died
+
+    def _compile(self) -> None:
+        """Have the learner's loops compiled, in which a slow device is silent for long."""
+        spaces, heartbeat = common_spaces(self.job.tasks, self.job.task), self.world.heartbeat
+        self.world.set_timeout(self._patience)
+        build.compile_ahead(self.job, spaces, lambda: heartbeat.beat(heartbeat.mine))
+
+    @property
+    def _patience(self) -> float:
+        return max(self.plan.job.timeout, START_TIMEOUT)
 
     def _build(self) -> tuple[Agent, Exchange, Collector]:
         """This rank's agent, its link and its sink."""
