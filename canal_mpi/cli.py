@@ -72,10 +72,18 @@ def job_options(command: Any) -> Any:
 
 def flags_of(options: dict[str, Any]) -> dict[str, Any]:
     """The settings that were given as flags."""
-    from canal_mpi.config import parse_assignment
-
     given = {key: options[name] for name, key in FLAG_KEYS.items() if options[name] is not None}
     return given | dict(parse_assignment(text) for text in options["assignments"])
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """`learn.lr=0.001` as key and value."""
+    from canal_mpi.config import parse_value
+
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text}: expected section.key=value, as in learn.lr=0.001.")
+    return key.strip(), parse_value(value.strip())
 
 
 def seconds_of(text: str | None) -> float | None:

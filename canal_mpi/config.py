@@ -199,14 +199,6 @@ def _from_environment(environ: Mapping[str, str]) -> Layer:
     return layer
 
 
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`learn.lr=0.001` as key and value."""
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: expected section.key=value, as in learn.lr=0.001.")
-    return key.strip(), parse_value(value.strip())
-
-
 def parse_value(text: str) -> Any:
     """A TOML value; anything that is none is taken as plain text."""
     try:

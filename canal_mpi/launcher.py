@@ -11,8 +11,6 @@ from math import inf
 from pathlib import Path
 from time import monotonic, sleep, thread_time
 
-from canal_mpi.errors import UsageError
-
 STARTED = monotonic()  # this module is among the first that are loaded
 
 
@@ -40,16 +38,6 @@ def detect(environ: Mapping[str, str] | None = None) -> Launcher | None:
         if environ.get(rank, "").isdecimal() and environ.get(size, "").isdecimal():
             return Launcher(name, int(environ[rank]), int(environ[size]))
     return None
-
-
-def refuse_mpirun(command: str) -> None:
-    """For a command that calls mpirun itself: UsageError where it was started by a launcher.
-
-    An interactive shell of Slurm is a step of one task: that is no launcher.
-    """
-    launcher = detect()
-    if launcher is not None and (launcher.name, launcher.size) != ("srun", 1):
-        raise UsageError(f"{command} calls mpirun itself: start it without mpirun in front.")
 
 
 def terminal() -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from canal_mpi.cli import parse_assignment
 from canal_mpi.config import (
     build,
     checked,
@@ -16,7 +17,6 @@ from canal_mpi.config import (
     get,
     keys,
     named_jobs,
-    parse_assignment,
     parse_value,
     read_toml,
     resolve,

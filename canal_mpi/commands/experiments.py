@@ -81,7 +81,7 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
     """
     from canal_mpi.experiments.sweep import answer, grid, named
     from canal_mpi.experiments.sweep import seeds as seeds_of
-    from canal_mpi.launcher import refuse_mpirun
+    from canal_mpi.launch.mpirun import refuse_mpirun
 
     refuse_mpirun("compare")
     axes = [named("policy", "share.policy", ["none", "exact"]), seeds_of(seeds, 1)]
@@ -142,7 +142,7 @@ def _part(points: "list[Point]", axis: str, text: str | None) -> "list[Point]":
 
 def resumed(kind: str, options: dict[str, Any]) -> Path | None:
     """The folder that `--resume` names, if it does; UsageError for what does not go with it."""
-    from canal_mpi.launcher import refuse_mpirun
+    from canal_mpi.launch.mpirun import refuse_mpirun
 
     refuse_mpirun(kind)
     if options["resume"] is None:

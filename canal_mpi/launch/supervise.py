@@ -31,11 +31,11 @@ from canal_mpi.launch.mpirun import (
     build_command,
     clean_up,
     end_at_once,
+    refuse_mpirun,
     send_signal,
     start_process,
     temporary_folder,
 )
-from canal_mpi.launcher import refuse_mpirun
 from canal_mpi.results.status import status_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
