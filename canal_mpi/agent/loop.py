@@ -193,7 +193,8 @@ class Agent:
             batch = self.replay.sample_other(self.draws)
         else:
             batch = self.batch_of_the_task()
-            coef, known = self.progress.imitation, batch.stored_q is not None
+            coef, stored = self.progress.imitation, batch.stored_q
+            known = stored is not None and stored.size > 0  # else the learner asks its teacher
             batch = batch._replace(distill=coef) if known else batch._replace(imitation=coef)
         self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale)))
         while (
