@@ -150,12 +150,6 @@ class DQN(Learner):
         chooser = target_q if online_q is None else online_q
         return q, td_targets(target_q, chooser, batch.returns, batch.discounts)
 
-    def td_errors(self, batch: Batch) -> Array:
-        """Absolute TD errors of a batch, without learning from it."""
-        q, targets = self._q_and_targets(batch)
-        errors: Array = np.abs(q[np.arange(len(q)), batch.actions] - targets)
-        return errors
-
     def update_target(self) -> None:
         """Copy all parameters to the target networks."""
         for block in self.blocks.values():
