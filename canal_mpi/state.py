@@ -1,7 +1,8 @@
 """Arrays: states as named columns, random streams whose state can be saved, compiled loops."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any, TypeVar
 from zlib import crc32
@@ -116,6 +117,25 @@ def compiled(function: Function) -> Function:
     except RuntimeError:  # no place to keep it
         made = njit(error_model="numpy", fastmath=FASTMATH)(function)
     return made
+
+
+@contextmanager
+def while_compiling(call: Callable[[], None]) -> Iterator[None]:
+    """Call this now and then while something is compiled, which takes seconds."""
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        yield
+        return
+    from numba.core import event
+
+    class Listener(event.Listener):  # type: ignore[misc]  # Numba has no types
+        def on_start(self, _: Any) -> None:
+            call()
+
+        def on_end(self, _: Any) -> None:
+            call()
+
+    with event.install_listener("numba:compile", Listener()):
+        yield
 
 
 def inlined(function: Function) -> Function:

@@ -116,6 +116,7 @@ def _round(
         score=score(agent, round_, task),
         seconds=10.0,
         cpu_seconds=8.0,
+        core_seconds=0.5,
         env_seconds=2.0,
         learn_seconds=4.0,
         pretrain_seconds=0.0,

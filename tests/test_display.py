@@ -77,6 +77,7 @@ def learnt(rows: Rows, agent: int, round_: int, task: str, donors: str, score: f
         score=score,
         seconds=1.0,
         cpu_seconds=1.0,
+        core_seconds=0.0,
         env_seconds=0.25,
         learn_seconds=0.5,
         pretrain_seconds=0.0,

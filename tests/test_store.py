@@ -106,7 +106,7 @@ def test_the_tables_are_those_of_the_design() -> None:
     design = {
         "agents": "agent rank host machine device threads role speed",
         "tasks": "agent round task source donors env_steps probe_steps evaluation_steps "
-        "updates score seconds cpu_seconds env_seconds learn_seconds pretrain_seconds "
+        "updates score seconds cpu_seconds core_seconds env_seconds learn_seconds pretrain_seconds "
         "probe_seconds exchange_seconds remember_seconds save_seconds evaluate_seconds "
         "wait_seconds",
         "episodes": "agent round task episode step return length",

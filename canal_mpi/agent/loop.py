@@ -370,10 +370,10 @@ class Agent:
         learner, which = self.learner, self.job.evaluation.tasks
         if not self.job.evaluation.episodes:
             return
-        self.record.phase("evaluating")
         everything = self.job.tasks if which == "all" else ()
         learnt = [*dict.fromkeys(self.order)]
         self.record.plan(len(everything or "1") * len(self.networks) + len(everything or learnt))
+        self.record.phase("evaluating")
         final, alone = learner.state_dict(), which == "after" and bool(learner.get_weights())
         right_after: dict[str, tuple[float, Columns]] = {}
         for round_, network in sorted(self.networks.items()):

@@ -84,6 +84,7 @@ class Recorder:
     def start(self) -> None:
         """The time of the first task begins."""
         self.clock, self._cpu, self._core = Clock(), process_time(), core_wait()
+        self._core_before = 0.0  # seconds without a core before this task
         self._at_task, self._at_row = self.clock.spent.copy(), self.clock.spent.copy()
 
     def begin(self, task: str, round_: int) -> None:
@@ -113,7 +114,7 @@ class Recorder:
         return with_prefix("progress", record_to_columns(self.progress)) | {
             "counts": np.array([getattr(self, name) for name in COUNTS], dtype="<i8"),
             "times": np.array(times),
-            "cpu": np.array([process_time() - self._cpu, self.core_waited]),
+            "cpu": np.array([process_time() - self._cpu, self.core_waited, self._core_before]),
             "fetched": np.array(fetched, dtype="<f8").reshape(-1, 4),
             "losses": np.array(self._losses, dtype="<f8"),
             "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
@@ -130,6 +131,7 @@ class Recorder:
         self._at_row = {phase: task[phase] - row[phase] for phase in PHASES}
         self._cpu -= float(state["cpu"][0])
         self._core -= float(state["cpu"][1])
+        self._core_before = float(state["cpu"][2])
         known = {offer.key: offer for offer in offers}
         for donor, round_, seconds, sender in state["fetched"].tolist():
             key = (int(donor), int(round_))
@@ -255,8 +257,10 @@ class Recorder:
             score=nan,
             seconds=sum(seconds.values()),
             cpu_seconds=process_time() - self._cpu,
+            core_seconds=self.core_waited - self._core_before,
             **columns,
         )
+        self._core_before = self.core_waited
         self._at_task, self._cpu = self.clock.spent.copy(), process_time()
 
     # ── evaluation ─────────────────────────────────────────────────────────────────────────────

@@ -2,14 +2,13 @@
 
 import fcntl
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,7 +45,7 @@ from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
 from canal_mpi.results.files import read_arrays
 from canal_mpi.settings import Job
-from canal_mpi.state import random_stream, seed_integer
+from canal_mpi.state import random_stream, seed_integer, while_compiling
 from canal_mpi.topology import Tag
 from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_offers, unpack_offers
 
@@ -74,18 +73,9 @@ def compile_ahead(job: Job, spaces: Spaces, beat: Callable[[], None]) -> None:
     That takes many seconds on a slow device, once: the first process of a host compiles, the others
     wait for it and find the machine code on disk. A learner of another kind compiles for itself.
     """
-    if job.learn.algorithm != "dqn" or os.environ.get("NUMBA_DISABLE_JIT") == "1":
+    if job.learn.algorithm != "dqn":
         return
-    from numba.core import event
-
-    class Beating(event.Listener):  # type: ignore[misc]  # Numba has no types
-        def on_start(self, _: Any) -> None:
-            beat()
-
-        def on_end(self, _: Any) -> None:
-            beat()
-
-    with _compiling_alone(beat), event.install_listener("numba:compile", Beating()):
+    with _compiling_alone(beat), while_compiling(beat):
         learner = make_learner(job, 0, spaces, job.tasks[0])
         replay = Replay(spaces, 2 * job.learn.n_step, replace(recipe(job), batch=2))
         obs, zero = np.zeros((1, *spaces.shape), dtype=spaces.dtype), np.zeros(1)

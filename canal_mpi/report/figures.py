@@ -17,8 +17,9 @@ from canal_mpi.results.reader import Run
 from canal_mpi.results.store import TIME_PARTS
 
 Shown = Figure | LeftOut
-TONES = (SERIES[k] for k in (0, 2, 4, 3, 1, 6, 7))
-PARTS = dict(zip((*TIME_PARTS, "other"), TONES, strict=True))  # what time is spent on, coloured
+CORE = "waiting for a core"
+TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
+PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 
 
@@ -28,11 +29,25 @@ def score_name(scale: Scale) -> str:
 
 
 def seconds_by_part(run: Run) -> Array:
-    """[agent, part]: seconds that each agent spent on each of PARTS."""
+    """[agent, part]: seconds that each agent spent on each of PARTS.
+
+    Whoever works waits for a core in every phase. How much is not known of the evaluations after
+    the last round: as much as before.
+    """
     tasks = run["tasks"]
-    parts = [sum(np.nan_to_num(tasks[name]) for name in names) for names in TIME_PARTS.values()]
-    parts.append(np.maximum(np.nan_to_num(tasks["seconds"]) - sum(parts), 0.0))
-    return np.stack([np.stack(parts)[:, tasks["agent"] == a].sum(axis=1) for a in run.agents])
+    names = (*{name: 0 for names in TIME_PARTS.values() for name in names}, "seconds")
+    found = np.zeros((len(run.agents), len(PARTS)))
+    for row, agent in enumerate(run.agents):
+        mine = tasks["agent"] == agent
+        spent = {name: float(np.nansum(tasks[name][mine])) for name in (*names, "core_seconds")}
+        parts = {part: sum(spent[name] for name in own) for part, own in TIME_PARTS.items()}
+        rest = max(spent["seconds"] - sum(parts.values()), 0.0)
+        busy = sum(parts.values()) - parts["waiting for agents"]
+        measured = max(busy - spent["evaluate_seconds"], 1e-9)
+        kept = 1 - min(spent["core_seconds"] / measured, 1.0)
+        work = {p: seconds * kept for p, seconds in parts.items() if p != "waiting for agents"}
+        found[row] = [*(parts | work).values(), busy * (1 - kept), rest]
+    return found
 
 
 def end_score(measured: Measured) -> float:
@@ -87,8 +102,9 @@ def _episodes(run: Run, agent: int, round_: int) -> tuple[Array, Array]:
     return place, (total[ends] - total[starts]) / (ends - starts)
 
 
-def kept_scores(measured: Measured) -> tuple[Array, Array, Array]:
-    """[task] mean scores over agents right after tasks and at the end; and which tasks have both.
+def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
+    """[task] mean scores over agents right after tasks and at the end; how sure the change is (1:
+    higher, -1: lower by more than its standard error); and which tasks have both.
 
     Tasks of the last round are left out: nothing came after them.
     """
@@ -97,20 +113,23 @@ def kept_scores(measured: Measured) -> tuple[Array, Array, Array]:
     tasks = np.flatnonzero(later.any(axis=0))
     pairs = [[x[later[:, i], i].mean() for x in (after, end)] for i in tasks]
     first, last = np.array(pairs).reshape(-1, 2).T
-    return first, last, tasks
+    changes = [(end - after)[later[:, i], i] for i in tasks]
+    sure = [int(m.clearly_above(one)) - int(m.clearly_above(-one)) for one in changes]
+    return first, last, np.array(sure, dtype=int), tasks
 
 
 def forgetting(measured: Measured) -> Shown:
     """For each task: the mean score right after it was learnt, and at the end."""
-    title, (first, last, tasks) = "What was kept until the end", kept_scores(measured)
-    words = "Tasks learnt before the last round, means over agents. Green: kept; orange: forgotten."
+    title, (first, last, sure, tasks) = "What was kept until the end", kept_scores(measured)
+    words = "Tasks learnt before the last round, means over agents. Green: higher at the end, "
+    words += "orange: lower, by more than the standard error; grey: no clear change."
     if not len(tasks):
         enough = measured.rounds_done > 1
         return LeftOut(title, EVALUATE if enough else "it needs at least two rounds")
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
-        tone, label = d.BAD if now < then else d.GOOD, "" if k else "right after"
+        tone, label = (d.MUTED, d.GOOD, d.BAD)[sure[k]], "" if k else "right after"
         figure.axes.plot([then, now], [k, k], color=tone, lw=2.2, alpha=0.6)
         figure.axes.plot(then, k, "o", mfc="none", mec=tone, mew=1, ms=6.5, label=label)
         figure.axes.plot(now, k, "o", color=tone, ms=4, label="" if k else "at the end")

@@ -25,6 +25,7 @@ from canal_mpi.results.compare import Comparison, Group, Measured, compare
 from canal_mpi.results.files import file_name, write_whole
 from canal_mpi.results.progress import events
 from canal_mpi.results.reader import Run, load
+from canal_mpi.results.summary import count
 
 MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
@@ -75,7 +76,11 @@ def learnt(measured: Measured) -> Card:
     first, last = pairs.mean(axis=0)
     words = f"Tasks whose mean score over agents, right after learning, is above {what}"
     words += " by more than its standard error." if len(after) > 1 else "."
-    words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}." if means else ""
+    if means:
+        words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}, median "
+        words += f"{number(float(np.median(pairs[:, 1])))}."
+    played = int(measured.run.setting("evaluation.episodes", 0))
+    words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
     tone = "good" if better > len(tasks) / 2 else ""  # a short run that learnt little is no fault
     return Card(question, f"better on {better} of {len(tasks)}", words, tone)
 
@@ -102,12 +107,30 @@ def shared(comparison: Comparison, group: Group) -> Card:
     words = f"{lessons} of {tasks} tasks were learnt from a lesson: {played:,.0f} steps played "
     words += f"where {full:,.0f} would have been without sharing."
     if base is None:
+        words += taught_words(group.runs[0])
         words += " Whether scores are as good, only a run with --share none beside it can tell."
         found = (ratio(full, played), nan, nan)
         return Card(question, times(found, "fewer steps", "more steps"), words)
     beside = Beside(group, base)
     answer = times(beside.steps, "fewer steps", "more steps")
     return Card(question, answer, f"Beside no sharing: {beside}. {words}", beside.tone)
+
+
+def taught_words(measured: Measured) -> str:
+    """How students did beside those who had played the same tasks."""
+    table, run = measured.run["tasks"], measured.run
+    levels = []
+    for source in ("lesson", "env"):
+        chosen = [
+            measured.learnt[run.agents.index(agent), run.tasks.index(task)]
+            for agent, task, how in table_rows(table, "agent", "task", "source")
+            if how == source and task in run.tasks
+        ]
+        levels.append(m.mean(chosen))
+    if np.isnan(levels).any():
+        return ""
+    told = [number(level) for level in levels]
+    return f" Right after a task students have {told[0]}, those who played it {told[1]} (mean)."
 
 
 class Beside:
@@ -150,15 +173,19 @@ def _mean_ratio(x: Array, y: Array) -> Any:
 
 def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
-    question, (after, end, tasks) = "Did it forget?", figures.kept_scores(measured)
+    question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
         words = "It needs scores right after tasks and at the end: --set evaluation.episodes=30."
         return Card(question, "not measured", words)
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
+    lower = [measured.run.tasks[i] for i in tasks[sure < 0]]
     words = f"Mean score ({measured.scale.name}) right after tasks and at the end: {change}."
-    answer = f"keeps {min(last / first, 1):.0%}" if first > 0.05 and last >= 0 else change
-    return Card(question, answer, words, "bad" if first - last > 0.05 else "good")
+    if lower:
+        words += f" Lower by more than the standard error over agents: {', '.join(lower)}."
+    answer = f"lower on {len(lower)} of {len(tasks)}" if lower else "no task clearly lower"
+    bad = first - last > 0.05 or len(lower) > len(tasks) / 2
+    return Card(question, answer, words, "bad" if bad else "" if lower else "good")
 
 
 def spent(measured: Measured) -> Card:

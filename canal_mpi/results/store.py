@@ -19,7 +19,7 @@ from canal_mpi.results.files import image, write_dataset, write_whole
 from canal_mpi.results.measures import Evaluations, natural_scale
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 TEXT = "S64"
 VOLATILE_ATTRIBUTES = ("run_id", "versions", "status", "started", "finished", "resumes")
 
@@ -86,6 +86,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "score": _points("mean evaluation right after the task, else at the end, else NaN"),
         "seconds": _seconds("wall time since the task before, with evaluations: the parts below"),
         "cpu_seconds": _seconds("CPU time of the rank, without evaluations after the last round"),
+        "core_seconds": _seconds("ready to work without a core; as of cpu_seconds"),
         "env_seconds": _seconds("choosing actions and playing"),
         "learn_seconds": _seconds("updates while playing"),
         "pretrain_seconds": _seconds("updates on lessons before the first own step"),
