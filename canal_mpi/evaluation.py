@@ -225,15 +225,16 @@ def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[
 
 def score_lines(columns: Columns) -> list[str]:
     """Mean return and HNS of every pair."""
-    lines = [f" agent  task            episodes {'return':>10} {'HNS':>8}"]
     keys = sorted({(int(a), t) for a, t in zip(columns["agent"], columns["task"], strict=True)})
+    wide = max([15, *(len(task.decode()) for _, task in keys)])
+    lines = [f" agent  {'task':<{wide}} episodes {'return':>10} {'HNS':>8}"]
     for agent, task in keys:
         here = (columns["agent"] == agent) & (columns["task"] == task)
         mean, name = float(columns["return"][here].mean()), task.decode()
         hns = human_normalised(name, mean)
         share = "" if np.isnan(hns) else f"{hns:>8.1%}"
         numbers = f"{int(here.sum()):>8} {digits(mean, 1):>10} {share}"
-        lines.append(f" {agent:>4}   {name:<15.15} {numbers}".rstrip())
+        lines.append(f" {agent:>4}   {name:<{wide}} {numbers}".rstrip())
     return lines
 
 

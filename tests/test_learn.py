@@ -1,6 +1,8 @@
 """The learner against plain torch, and what it keeps, copies and refuses."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +333,48 @@ def test_what_a_finished_run_keeps_of_a_learner_plays_the_same_in_a_quarter_of_t
 
 
 # Networks
+
+
+class Wide(nn.Linear):
+    """A network that gives more features than it promises."""
+
+    def __init__(self, shape: tuple[int, ...], widths: Sequence[int], layer_norm: bool) -> None:
+        super().__init__(prod(shape), 6)
+        self.features = 4
+
+
+class Promises(Wide):
+    """The same without a promise."""
+
+    def __init__(self, *about: Any) -> None:
+        super().__init__(*about)
+        self.features = None  # type: ignore[assignment]
+
+
+class Narrow(Wide):
+    """A network for observations of another size."""
+
+    def forward(self, obs: Any) -> Any:
+        """Fails."""
+        return super().forward(obs[:, :-1])
+
+
+def few_arguments(shape: tuple[int, ...]) -> None:
+    """No network at all."""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("Wide", r"gave torch.float32 \[2, 6\] for 2 observations; expected .* \[2, 4\]"),
+        ("Promises", "expected a torch.nn.Module with a whole number `features`"),
+        ("Narrow", r"it fails on \[2, 5\] observations: RuntimeError"),
+        ("few_arguments", "takes 1 positional argument but 3 were given"),
+    ],
+)
+def test_a_network_that_does_not_keep_its_promise_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"learn.network = test_learn:{name}: .*{words}"):
+        learner_of(VECTOR, replace(SMALL, network=f"test_learn:{name}"), 1)
 
 
 def test_frames_need_three_dimensions() -> None:

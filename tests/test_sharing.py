@@ -24,7 +24,7 @@ from thread_links import ThreadLink
 
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.errors import lookup
+from canal_mpi.errors import UsageError, lookup
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, FetchResult, Link
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import POLICIES
@@ -90,6 +90,22 @@ def test_a_policy_fetches_what_it_names_and_nothing_else(policy: str, donors: li
     link = Donors(_offers())
     assert _Side(link, share__policy=policy).take() == sorted(donors)
     assert [donor for donor, _ in link.fetched] == donors
+
+
+def give_nothing(need: Any, offers: Any) -> None:
+    """A policy that forgets to return something."""
+
+
+def give_a_number(need: Any, offers: Any) -> list[int]:
+    """A policy that returns no offers."""
+    return [1]
+
+
+@pytest.mark.parametrize("name", ["give_nothing", "give_a_number"])
+def test_a_policy_that_gives_no_offers_is_told_so(name: str) -> None:
+    side = _Side(Donors(_offers()), share__policy=f"test_sharing:{name}")
+    with pytest.raises(UsageError, match=f"policy 'test_sharing:{name}' gave .*expected a list"):
+        side.take()
 
 
 def test_the_nearest_by_the_policys_own_measure_are_taken() -> None:

@@ -7,7 +7,7 @@ from math import nan
 import numpy as np
 
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.errors import DamagedData
+from canal_mpi.errors import DamagedData, UsageError
 from canal_mpi.interfaces import (
     LAST,
     Array,
@@ -71,7 +71,16 @@ class Sharing:
         self.record.phase("exchanging")
         most = (self.job.share.nearest, self.job.share.donors)
         need = Need(self.task, self.round, *most, self.measure, embedding)
-        found = self.link.fetch(self.policy(need, self.link.offers()))
+        offers = self.link.offers()
+        wanted = self.policy(need, offers)
+        known = {offer.key for offer in offers}
+        good = isinstance(wanted, list | tuple)
+        if not good or any(getattr(one, "key", None) not in known for one in wanted):
+            name = self.job.share.policy
+            raise UsageError(
+                f"policy '{name}' gave {wanted!r:.60}; expected a list of offers it was shown."
+            )
+        found = self.link.fetch(wanted)
         self.note_waiting()
         return [lesson for fetched in found if (lesson := self._open(fetched, replay))]
 

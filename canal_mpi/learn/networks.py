@@ -95,7 +95,7 @@ class TorchBackend:
         torch.set_flush_denormal(True)  # denormal numbers would slow Adam down tenfold
         self.spaces, self.config, self.device = spaces, config, device
         self.inputs = inputs_of(spaces, config)
-        self.features = int(self._trunk().features)  # type: ignore[arg-type]
+        self.features = self._features_of(self._trunk())
 
     def block(self, part: str, seed: int) -> ParamBlock:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
@@ -121,9 +121,28 @@ class TorchBackend:
         try:
             make = lookup("network", c.network, NETWORKS)
             trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise UsageError(f"learn.network = {c.network}: {error}.") from error
         return trunk
+
+    def _features_of(self, trunk: nn.Module) -> int:
+        """How many features it promises; refused where it does not give them."""
+        name, numbers = f"learn.network = {self.config.network}", prod(self.spaces.shape)
+        features = getattr(trunk, "features", None)
+        if not isinstance(trunk, nn.Module) or not isinstance(features, int):
+            raise UsageError(f"{name}: expected a torch.nn.Module with a whole number `features`.")
+        try:
+            with torch.no_grad():
+                found = trunk(torch.zeros(2, numbers))
+        except Exception as error:
+            told = f"{type(error).__name__}: {error}"
+            raise UsageError(f"{name}: it fails on [2, {numbers}] observations: {told}") from error
+        is_tensor = isinstance(found, Tensor)
+        if not is_tensor or found.shape != (2, features) or found.dtype != torch.float32:
+            what = f"{found.dtype} {[*found.shape]}" if is_tensor else f"{found!r:.60}"
+            wanted = f"torch.float32 [2, {features}], as its `features` say"
+            raise UsageError(f"{name}: gave {what} for 2 observations; expected {wanted}.")
+        return features
 
 
 class TorchBlock(ParamBlock):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGEST = 1 << 30  # bytes of a learner
+COMPILED_WITHIN = 60.0  # seconds
 HEADS = 1 << 16  # what a message takes beside its arrays
 
 
@@ -91,9 +92,13 @@ def compile_ahead(job: Job, spaces: Spaces, beat: Callable[[], None]) -> None:
 
 @contextmanager
 def _compiling_alone(beat: Callable[[], None]) -> Iterator[None]:
-    """One process of this host at a time; where files can't be locked, all at once."""
+    """One process of this host at a time; where files can't be locked, all at once.
+
+    Nobody waits longer than a minute: the one that compiles may be stopped.
+    """
+    deadline = monotonic() + COMPILED_WITHIN
     with Path(__file__).open("rb") as file:
-        while True:
+        while monotonic() < deadline:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

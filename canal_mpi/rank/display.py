@@ -135,10 +135,10 @@ class Display:
     def _summary(self) -> str:
         parts = [f"{agent}: {_doing(p)}" for agent, p in enumerate(self._progress[:8])]
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
+        rate = sum(rate or 0 for rate in self._rates)
         return (
             f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
-            f" · {sum(rate or 0 for rate in self._rates):.0f} steps/s"
-            f" · {remaining(self._left())}"
+            f"{f' · {rate:.0f} steps/s' if rate >= 1 else ''} · {remaining(self._left())}"
         )
 
     def _left(self) -> float:
@@ -380,7 +380,9 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
         other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
     first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
-        first = f"canal-mpi evaluate {quoted}   (play again; --video)"
+        named = (*plan.job.tasks, plan.job.learn.network, plan.job.learn.algorithm)
+        trust = " --trust" if any(":" in name for name in named) else ""
+        first = f"canal-mpi evaluate {quoted}{trust}   (play again; --video)"
     page = f" Report:  {folder}/report.html\n" if report else ""
     return f"{page} Results: {folder}/run.h5\n Next:\n   {first}\n   {other}"
 
