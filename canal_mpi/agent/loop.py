@@ -104,7 +104,7 @@ class Agent:
         if progress.schedule.steps:
             self.play(progress)
         if self.record.unwritten:
-            self.record.training(self.epsilon(progress.steps))
+            self.record_training()
         for lesson in progress.lessons:
             taught = lesson is self.teacher_of(progress.lessons) and progress.schedule.imitation
             self.record.used(lesson.offer, *(progress.kl, progress.agreement) if taught else ())
@@ -188,7 +188,7 @@ class Agent:
         return floor(after * ratio) - floor(before * ratio)
 
     def update(self, lr_scale: float = 1.0) -> None:
-        """One update of the current task and, on top of it, some of old ones."""
+        """One update, of the current task or a lesson of another, and some of old tasks on top."""
         if self.replay.others and self.draws.random() < self.job.reuse.lesson_fraction:
             batch = self.replay.sample_other(self.draws)
         else:
@@ -232,11 +232,15 @@ class Agent:
         """An iteration of the loop is over: beat, and every so often write a row of /train."""
         if self.record.turn(steps, self.job.train.log_interval):
             self.require_finite(not self.record.updates or isfinite(self.record.progress.loss))
-            playing = self.progress.steps
-            self.record.training(self.epsilon(playing) if playing else 0.0)
+            self.record_training()
         self.record.beat()
         self.record.clock.switch("saving")
         self.saver.turn(steps, self.snapshot())
+
+    def record_training(self) -> None:
+        """A row of /train; who has no own step yet takes no random action."""
+        steps = self.progress.steps
+        self.record.training(self.epsilon(steps) if steps else 0.0)
 
     def require_finite(self, finite: bool) -> None:
         """Stop before broken numbers reach other tasks, other agents or the disk."""
@@ -294,7 +298,7 @@ class Agent:
         return TaskSchedule(0, self.updates_due(0, steps))  # rows alone, without own steps
 
     def can_be_taught(self, lessons: list[Lesson]) -> bool:
-        """Whether there is a donor's network that fits; who adopts it has its weights then."""
+        """Whether there is a donor's network that fits; with `adopt` its weights are copied."""
         teacher = self.teacher_of(lessons)
         if teacher is None:
             return False
@@ -314,7 +318,7 @@ class Agent:
         return able[best_first(offers)[0].key] if offers else None
 
     def take_in(self, progress: TaskProgress) -> None:
-        """Give the replay the rows of the lessons, but a part of the teacher's to compare with."""
+        """Give the replay the rows of the lessons, except a held-out part of the teacher's."""
         teacher = self.teacher_of(progress.lessons) if progress.schedule.imitation else None
         same, others = list[Columns](), dict[str, list[Columns]]()
         for lesson in progress.lessons:

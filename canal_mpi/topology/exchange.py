@@ -97,7 +97,7 @@ def ignore(event: TransferEvent) -> None:
 
 
 class Exchange:
-    """Meets `Link`; `on_transfer` is told of everything that crosses an edge, or does not."""
+    """Implements `Link`; `on_transfer` is told of everything that crosses an edge, or does not."""
 
     def __init__(
         self,
@@ -283,7 +283,7 @@ class Exchange:
 
     def _check(self, offer: Offer, sender: int) -> None:
         if offer.donor not in self._near:
-            raise DamagedData(f"offer of agent {offer.donor}, which does not exist")
+            raise DamagedData(f"offer of agent {offer.donor}, to which no edge leads")
         if self.config.tasks and offer.task not in self.config.tasks:
             raise DamagedData(f"offer of the task '{offer.task}', which this job does not have")
         if not self.config.relay and offer.donor != sender:
@@ -302,7 +302,7 @@ class Exchange:
         if one and far and self.config.relay:
             one.waiting.append(message.sender)
             self._request(one)
-        else:  # without data where it is gone
+        else:  # empty if no longer held
             self._send(message.sender, MessageKind.LESSON, message.key, one.data if one else b"")
 
     def _take_lesson(self, message: Message) -> None:
@@ -363,7 +363,7 @@ class Exchange:
                 self._lessons[offer.key] = KnownLesson(offer, via, mine.data, fetched=mine.fetched)
 
     def state_dict(self) -> Columns:
-        """Offers and lessons, for a checkpoint at the end of a round."""
+        """Offers and lessons, for a checkpoint."""
         known = list(self._lessons.values())
         state = {
             "known": np.frombuffer(pack_offers([one.offer for one in known]), "|u1"),
