@@ -80,7 +80,7 @@ def test_a_run_of_another_schema_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             load(folder)
         assert str(caught.value) == (
-            f"{folder / 'run.h5'} has schema version {version}; this program reads version 6: "
+            f"{folder / 'run.h5'} has schema version {version}; this program reads version 7: "
             "run the job again, or use the canal-mpi that wrote it."
         )
         assert verify(folder / "run.h5") == [str(caught.value)]

@@ -110,7 +110,7 @@ class Figure:
         handles, labels = self.axes.get_legend_handles_labels()
         if not handles:
             return
-        columns = min(max(64 // (max(map(len, labels)) + 6), 1), 4, len(handles))
+        columns = min(max(66 // (max(map(len, labels)) + 6), 1), 5, len(handles))
         self._drawing.legend(handles, labels, loc="outside upper left", ncols=columns)
         rows = -(-len(handles) // columns)
         self._drawing.set_figheight(self._drawing.get_figheight() + 0.15 * rows)
