@@ -20,7 +20,7 @@ UNDER_QEMU: dict[str, Any] = {  # PMIx's shared memory and the memory patcher cr
 }
 JOB = ["train", "--job", "smoke", "--steps", "100", "--set", "evaluation.max_steps=20"]
 JOB += ["--set", "timeout=1500"]  # Numba compiles for minutes under qemu, without a sign of life
-pytestmark = [pytest.mark.root, pytest.mark.mpi]
+pytestmark = [pytest.mark.root, pytest.mark.mpi, pytest.mark.alone]  # qemu starts slowly
 
 
 @pytest.fixture(scope="module", autouse=True)
