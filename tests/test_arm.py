@@ -20,7 +20,7 @@ UNDER_QEMU: dict[str, Any] = {  # PMIx's shared memory and the memory patcher cr
 }
 JOB = ["train", "--job", "smoke", "--steps", "100", "--set", "evaluation.max_steps=20"]
 JOB += ["--set", "timeout=1500"]  # Numba compiles for minutes under qemu, without a sign of life
-pytestmark = [pytest.mark.root, pytest.mark.mpi, pytest.mark.alone]  # qemu starts slowly
+pytestmark = [pytest.mark.root, pytest.mark.mpi, pytest.mark.long]  # 4 minutes and more
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,7 +61,6 @@ def test_lessons_cross_both_ways_between_x86_and_arm(out: Path) -> None:
     print("lessons crossed:", sorted(pairs), "machines:", machines(out))
 
 
-@pytest.mark.long
 def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> None:
     """Random play is whole numbers and random streams: bit-identical on both architectures."""
     options = [*JOB, "--tasks", "Krull", "--set", "learn.learning_starts=1000", "--share", "none"]
@@ -76,7 +75,6 @@ def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> N
     print("bit-identical on both:", ", ".join(sorted(ours)))
 
 
-@pytest.mark.long
 def test_an_env_server_on_the_other_architecture_plays(out: Path) -> None:
     done = mixed(ARM, X86, options=[*JOB, "--env-server", "--out", str(out)])
     assert done.code == 0, done.out + done.err
@@ -84,7 +82,6 @@ def test_an_env_server_on_the_other_architecture_plays(out: Path) -> None:
     assert canal_mpi.load(out)["tasks"]["env_steps"].tolist() == [100] * 3
 
 
-@pytest.mark.long
 def test_a_run_of_one_architecture_is_resumed_on_the_other(out: Path) -> None:
     options = [*JOB, "--set", "train.rounds=1", "--set", "checkpoint.keep=true", "--out", str(out)]
     done = run([X86, *options], timeout=300)
