@@ -175,7 +175,8 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        words = "It needs scores right after tasks and at the end: --set evaluation.episodes=30."
+        words = "It needs scores right after tasks and at the end: --set evaluation.tasks=after"
+        words += "." if measured.run.setting("evaluation.episodes", 0) else ", and episodes."
         return Card(question, "not measured", words)
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
