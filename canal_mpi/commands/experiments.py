@@ -73,7 +73,7 @@ def sweep(**options: Any) -> None:
 @click.option("--out", type=FOLDER, metavar="DIR", help="Where both runs go.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would run, and for how long.")
 def compare(job_file: str, seeds: str, **options: Any) -> None:
-    """Find out in about four minutes whether sharing pays here.
+    """Find out in four to seven minutes whether sharing pays here.
 
     Five agents learn five games without sharing, then with it. At the end one sentence sets scores,
     steps and time beside each other, and DIR/report.html has the pictures. More --seeds make it
