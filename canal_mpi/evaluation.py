@@ -296,10 +296,9 @@ def check_known(run: Run, what: str, wanted: Any, known: Sequence[Any]) -> None:
 def job_of(run: Run, trust: bool) -> Job:
     """The job of a run; modules that it names are not imported unless it is trusted."""
     job = config.from_toml(str(run.attributes["job"]))
-    outside = [name for name in (*job.tasks, job.learn.algorithm, job.learn.network) if ":" in name]
-    if outside and not trust:
+    if job.modules and not trust:
         raise UsageError(
-            f"{run.folder} wants to import {', '.join(outside)}; "
+            f"{run.folder} wants to import {', '.join(job.modules)}; "
             "--trust (trust=True) allows that, for runs of your own."
         )
     return job

@@ -258,6 +258,12 @@ class Job:
     # For hosts by pattern, as in nano-*; of rules that match, the first with a setting decides.
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    @property
+    def modules(self) -> list[str]:
+        """What playing a trained agent imports of the user's own: names as in module:name."""
+        named = (*self.tasks, self.learn.algorithm, self.learn.network)
+        return [name for name in named if ":" in name]
+
 
 Layer = dict[str, Any]  # dotted key -> value
 

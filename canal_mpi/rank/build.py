@@ -164,9 +164,10 @@ def make_agent(
     saver: Saver | None = None,
     envs: Callable[[Job, Spaces], EnvMaker] = env_maker,
     throttle: Callable[[], None] = lambda: None,
+    spaces: Spaces | None = None,
 ) -> Agent:
     """An agent with everything it needs; `envs` says who plays its environments."""
-    spaces = common_spaces(job.tasks, job.task)
+    spaces = spaces or common_spaces(job.tasks, job.task)
     replay = Replay(spaces, job.replay.buffer_size, recipe(job), job.train.num_envs)
     record = Recorder(sink, beat, number, spaces.row_bytes, throttle)
     link, policy = new_link(record.moved), lookup("policy", job.share.policy, POLICIES)

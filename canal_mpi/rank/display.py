@@ -380,8 +380,7 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
         other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
     first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
-        named = (*plan.job.tasks, plan.job.learn.network, plan.job.learn.algorithm)
-        trust = " --trust" if any(":" in name for name in named) else ""
+        trust = " --trust" if plan.job.modules else ""
         first = f"canal-mpi evaluate {quoted}{trust}   (play again; --video)"
     page = f" Report:  {folder}/report.html\n" if report else ""
     return f"{page} Results: {folder}/run.h5\n Next:\n   {first}\n   {other}"

@@ -30,7 +30,7 @@ from canal_mpi.errors import (
     log_to_file,
     logger,
 )
-from canal_mpi.interfaces import Key, Progress
+from canal_mpi.interfaces import Key, Progress, Spaces
 from canal_mpi.launcher import Throttle
 from canal_mpi.rank import build, recover, resume
 from canal_mpi.rank.collect import Collector
@@ -205,9 +205,9 @@ class TrainingRun:
         """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
         world = self.world
         world.death_reporter.alive(f"making {', '.join(self.job.tasks)[:80]}")
-        world.run_on_all(self._compile)
+        spaces = world.run_on_all(self._compile)
         world.set_timeout(self.plan.job.timeout)
-        agent, link, sink = world.run_on_all(self._build)
+        agent, link, sink = world.run_on_all(partial(self._build, spaces))
         earlier = build.offer_earlier_lessons(world, self.plan, link, agent)
         if self.display and not self._greeted:
             self._greet(self.display, agent, earlier)
@@ -267,17 +267,21 @@ class TrainingRun:
             if not self.world.has_failed(error):
                 raise  # else: everything is done and written, whoever died
 
-    def _compile(self) -> None:
-        """Have the learner's loops compiled, in which a slow device is silent for long."""
+    def _compile(self) -> Spaces:
+        """Have the learner's loops compiled, in which a slow device is silent for long.
+
+        Returns the spaces of the job's tasks, for which some environments have to be made.
+        """
         spaces, heartbeat = common_spaces(self.job.tasks, self.job.task), self.world.heartbeat
         self.world.set_timeout(self._patience)
         build.compile_ahead(self.job, spaces, lambda: heartbeat.beat(heartbeat.mine))
+        return spaces
 
     @property
     def _patience(self) -> float:
         return max(self.plan.job.timeout, START_TIMEOUT)
 
-    def _build(self) -> tuple[Agent, Exchange, Collector]:
+    def _build(self, spaces: Spaces) -> tuple[Agent, Exchange, Collector]:
         """This rank's agent, its link and its sink."""
         plan, world, job = self.plan, self.world, self.job
         sink = Collector(world, plan.folder, self.display, job.share.free, self._known)
@@ -295,6 +299,7 @@ class TrainingRun:
                 self._checkpoints(),
                 partial(build.make_remote_envs, world) if remote else env_maker,
                 Throttle(world.device.speed).tick,
+                spaces,
             )
         except MemoryError as error:
             raise UsageError(

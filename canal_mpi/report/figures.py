@@ -35,11 +35,10 @@ def seconds_by_part(run: Run) -> Array:
     the last round: as much as before.
     """
     tasks = run["tasks"]
-    names = (*{name: 0 for names in TIME_PARTS.values() for name in names}, "seconds")
     found = np.zeros((len(run.agents), len(PARTS)))
     for row, agent in enumerate(run.agents):
         mine = tasks["agent"] == agent
-        spent = {name: float(np.nansum(tasks[name][mine])) for name in (*names, "core_seconds")}
+        spent = {name: float(np.nansum(tasks[name][mine])) for name in tasks if "seconds" in name}
         parts = {part: sum(spent[name] for name in own) for part, own in TIME_PARTS.items()}
         rest = max(spent["seconds"] - sum(parts.values()), 0.0)
         busy = sum(parts.values()) - parts["waiting for agents"]
