@@ -81,9 +81,8 @@ def check_name(kind: str, name: str, table: Iterable[str], outside: bool = True)
     names = sorted(table)
     if name not in names and not (outside and ":" in name):
         hint = suggestion(name, names)
-        raise UsageError(
-            f"unknown {kind} '{name}'{hint or ';'} known: {', '.join(filter(None, names))}."
-        )
+        known = ", ".join(filter(None, names)) + (", or module:name" if outside else "")
+        raise UsageError(f"unknown {kind} '{name}'{hint or ';'} known: {known}.")
 
 
 def lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
@@ -113,9 +112,14 @@ def import_module(module: str, whose: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == module:
             words = f"there is no such module in {Path.cwd()} or among the installed ones"
         elif not isinstance(error, SyntaxError):  # that one names its place
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            words += f" ({Path(frame.filename).name}, line {frame.lineno})"
+            words += f" ({place(error)})"
         raise UsageError(f"{whose}: can't import '{module}': {words}.") from error
+
+
+def place(error: BaseException) -> str:
+    """Where it was raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def import_extra(module: str, extra: str) -> Any:

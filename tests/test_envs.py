@@ -102,9 +102,11 @@ def test_an_unknown_task_is_refused_with_the_closest_name() -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    for name in ["", "ALE/Nope-v5", "Nope-v0", "math:Nope-v0", "a b"]:
+    for name in ["", "ALE/Nope-v5", "Nope-v0", "a b"]:
         with pytest.raises(UsageError, match="unknown task"):
             canonical(name)
+    with pytest.raises(UsageError, match="'math' registers no environment 'Nope-v0'"):
+        canonical("math:Nope-v0")
 
 
 def test_an_ale_id_that_does_not_exist_is_refused() -> None:

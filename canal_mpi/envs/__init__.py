@@ -47,9 +47,11 @@ def canonical(name: str) -> str:
         gymnasium.spec(short)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         hint = suggestion(game, known()) or ";"
-        raise UsageError(
-            f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them."
-        ) from error
+        words = f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them."
+        if module:
+            words = f"task '{name}': module '{module}' registers no environment '{short}'; "
+            words += f'gymnasium.register(id="{short}", entry_point=...) in it does.'
+        raise UsageError(words) from error
     return name
 
 

@@ -330,12 +330,12 @@ def greeting(
         sharing = f"{job.share.policy} over {job.share.topology}, {job.share.exchange}"
     sharing += f", {before} lessons of {job.share.lessons}" if before else ""
     yield (
-        f"canal-mpi {__version__} · job {job.name} · {size} agent{'s' * (size > 1)} on {hosts} "
+        f"canal-mpi {__version__} · job {job.name} · {count(size, 'agent')} on {hosts} "
         f"{'emulated ' * bool(job.emulate)}host{'s' * (hosts > 1)}{slow}"
         f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
-        f"seed {job.seed} · {len(plan.orders[0])} tasks × {job.train.steps:,} steps · replay "
-        f"{replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent · "
-        f"{_guess(world, plan)}{plan.folder}"
+        f"seed {job.seed} · {count(len(plan.orders[0]), 'task')} × {job.train.steps:,} steps · "
+        f"replay {replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent"
+        f" · {_guess(world, plan)}{plan.folder}"
     )
     if world.launcher is None:
         yield (

@@ -14,7 +14,15 @@ from math import inf
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
-from canal_mpi.errors import CanalError, ProtocolError, RankFailed, Stopped, StorageError, logger
+from canal_mpi.errors import (
+    CanalError,
+    ProtocolError,
+    RankFailed,
+    Stopped,
+    StorageError,
+    logger,
+    place,
+)
 from canal_mpi.launcher import STARTED, detect
 
 if TYPE_CHECKING:
@@ -236,5 +244,5 @@ def _report(shutdown: Shutdown, error: BaseException, verbosity: int) -> int:
         sleep(DEFERENCE)
     files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
     where = f"the traceback is in {files[0]}." if files else "-v shows the traceback."
-    message = f"{who} failed: {type(error).__name__}: {error}; {where}"
+    message = f"{who} failed: {type(error).__name__}: {error} ({place(error)}); {where}"
     return shutdown.fail(message, RankFailed.code, survivable=True)
