@@ -23,7 +23,7 @@ from canal_mpi.results.checkpoint import Mark
 from canal_mpi.results.progress import duration, progress_lines
 from canal_mpi.results.status import run_status
 from canal_mpi.results.store import Rows, RunInfo, Store
-from canal_mpi.results.summary import Took, percentages, ranges, summary
+from canal_mpi.results.summary import Took, percentages, ranges, summary, time_line
 
 TOOK = Took(0.25, 2.0, 0.25)
 
@@ -191,7 +191,9 @@ def test_the_time_adds_up(tmp_path: Path) -> None:
     rows = [(0, 1, "Krull", "", 1.0), (0, 2, "CartPole-v1", "", 1.0), (1, 1, "Krull", "", 1.0)]
     uneven = ending(tmp_path, *rows, took=Took(0, 2, 0))[-1]  # agent 1 waits for agent 0 at the end
     assert "waiting for agents 32 %" in uneven
-    crowded = ending(tmp_path, took=Took(0, 2, 0, core=1.8))[-1]  # of 3.2 s of work
+    table = filled(tmp_path).table("tasks")
+    table["core_seconds"][:] = 0.45  # of 0.8 s of work in each task
+    crowded = time_line(table, [], Took(0, 2, 0))
     assert "environment 11 % · learning 22 %" in crowded and "for a core 45 %" in crowded
     unknown = ending(tmp_path, took=Took(0, 4, 0))[-1]  # less than half of it was measured
     assert "other 55 %" in unknown
@@ -272,7 +274,7 @@ def test_many_agents_still_fit_on_a_line(tmp_path: Path) -> None:
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quiet = view(tmp_path, verbosity=-1)
     quiet.say("hello")
-    quiet.summarise(0.0, 0.0)
+    quiet.summarise(0.0)
     assert capsys.readouterr().out == ""
 
 

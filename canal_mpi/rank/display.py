@@ -226,15 +226,11 @@ class Display:
         self.write_status(status)
         self.event(status, **facts)
 
-    def summarise(self, core: float, started: float) -> None:
-        """How well the tasks were learnt, by whom, and where the time went.
-
-        `core` is for how many seconds all agents together waited for a core, `started` when the
-        program did.
-        """
+    def summarise(self, started: float) -> None:
+        """How well the tasks were learnt, by whom, and where the time since the start went."""
         run = self.before + self.agents_done - self.began - self._writing
         end = monotonic() - self.agents_done + self._writing
-        took = Took(self.began - started, run, end, core)
+        took = Took(self.began - started, run, end)
         self.say("\n".join(summary(self.job, self.store, took)))
 
 

@@ -158,7 +158,6 @@ class TrainingRun:
         self._known: dict[int, dict[int, bytes]] = {}  # with --ft: everybody's rows
         self._reported = -1  # the round that the death reporter knows of
         self.began = time()
-        self.core_waited = 0.0  # seconds for which all agents together had no core
         self.trackers = Trackers(plan.folder, lambda words: print_error(f"warning: {words}"))
         self.display = self._open_results() if self.world.is_root else None
 
@@ -183,7 +182,7 @@ class TrainingRun:
                 died = True
         if self.display:
             self.display.end(self.display.store.end)
-            self.display.summarise(self.core_waited, self.shutdown.started)
+            self.display.summarise(self.shutdown.started)
             world.close()
             self.trackers.check(TRACKERS_WITHIN)
             self.display.say(next_steps(world, self.plan, self._write_report()))
@@ -222,7 +221,7 @@ class TrainingRun:
         link.settle()
         if isinstance(agent.envs, RemoteMaker):
             agent.envs.close()
-        self._leave(sink, (begin, ran, agent.record.core_waited))
+        self._leave(sink, (begin, ran))
 
     def _serve(self) -> None:
         """An env server's work."""
@@ -248,16 +247,15 @@ class TrainingRun:
     def _leave(self, sink: Collector | None, times: Sequence[float] = ()) -> None:
         """Everybody is done: write the last rows, and close MPI together.
 
-        An agent's times are when it began, how long it ran, and how long it waited for a core.
+        An agent's times are when it began, and how long it ran.
         """
         self.world.barrier()  # who is done answers other agents until all are
         self.shutdown.forbid()
         if sink is not None:
             all_times = self.world.gather_json(times, self.world.agents).values()
             if self.display:  # it takes the agents a moment to part
-                _, ran, waited = zip(*all_times, strict=True)
-                self.display.began, self.display.agents_done = times[0], times[0] + max(ran)
-                self.core_waited = sum(waited)
+                longest = max(ran for _, ran in all_times)
+                self.display.began, self.display.agents_done = times[0], times[0] + longest
             sink.close()
             if self.world.speaks_for_host() and not (self.job.checkpoint.keep or self.faults):
                 remove_all(self.plan.folder)

@@ -13,6 +13,7 @@ from canal_mpi.results.progress import digits, duration
 from canal_mpi.results.store import TIME_PARTS, Store
 from canal_mpi.settings import Job
 
+CORE = "waiting for a core"
 RULE = "the mean over agents is above by more than its standard error"
 
 
@@ -22,7 +23,6 @@ class Took(NamedTuple):
     start: float  # until the agents began
     agents: float  # until the last agent was done, in earlier sittings of the run too
     end: float  # until everything was written
-    core: float = 0.0  # for which all agents together were ready to run and had no core
 
     @property
     def wall(self) -> float:
@@ -126,26 +126,42 @@ def time_parts(
     tasks: Columns, dead: Sequence[int], took: Took, rest: str = "other"
 ) -> dict[str, float]:
     """Seconds of all living agents together, by what they were spent on."""
-    living = np.isin(tasks["agent"], list(dead), invert=True)
-    agents = np.unique(tasks["agent"][living])
-    spent = np.array([tasks["seconds"][tasks["agent"] == agent].sum() for agent in agents])
-    parts = {
-        name: sum(float(tasks[column][living].sum()) for column in columns)
-        for name, columns in TIME_PARTS.items()
-    }
-    waiting, files = parts.pop("waiting for agents"), took.start + took.end
-    core = min(took.core, sum(parts.values()))  # whoever works waits for a core, in every phase
-    kept = 1 - core / max(sum(parts.values()), 1e-9)
-    parts = {name: kept * seconds for name, seconds in parts.items()}
+    agents = [agent for agent in np.unique(tasks["agent"]) if agent not in dead]
+    each = seconds_by_part(tasks, agents)
+    parts, spent = (
+        {name: float(seconds.sum()) for name, seconds in each.items()},
+        sum(each.values()),
+    )
     # Agents begin and end together: who was done before the slowest one waited for it.
-    slowest = float(spent.max(initial=0.0))
-    parts["waiting for agents"] = waiting + float((slowest - spent).sum())
-    parts["waiting for a core"] = core
-    parts["start and files"] = parts.pop("start and files") + files * len(agents)
+    slowest = float(np.max(spent, initial=0.0))
+    parts["waiting for agents"] += float(np.sum(slowest - spent))
+    parts["start and files"] += (took.start + took.end) * len(agents)
     if len(agents) == 1:  # there is nobody to wait for but the disk
         parts["start and files"] += parts.pop("waiting for agents")
+    parts.pop("other")
     total = (took.start + max(took.agents, slowest) + took.end) * len(agents)
     return parts | {rest: max(total - sum(parts.values()), 0.0)}
+
+
+def seconds_by_part(tasks: Columns, agents: Sequence[int]) -> dict[str, Array]:
+    """Seconds inside tasks by what they were spent on, for each of these agents.
+
+    Whoever works waits for a core in every phase. How much is not known of the evaluations after
+    the last round: as much as before.
+    """
+
+    def spent(*columns: str) -> Array:
+        rows = [tasks["agent"] == agent for agent in agents]
+        return np.array([sum(np.nansum(tasks[name][own]) for name in columns) for own in rows])
+
+    parts = {part: spent(*columns) for part, columns in TIME_PARTS.items()}
+    other = np.maximum(spent("seconds") - sum(parts.values()), 0.0)
+    waiting = parts["waiting for agents"]
+    busy = np.asarray(sum(parts.values()) - waiting)
+    measured = np.maximum(busy - parts["evaluation"], 1e-9)
+    core = np.minimum(spent("core_seconds") / measured, 1.0)  # part of the work
+    work = {part: seconds * (1 - core) for part, seconds in parts.items()}
+    return work | {"waiting for agents": waiting, CORE: busy * core, "other": other}
 
 
 def percentages(parts: dict[str, float]) -> dict[str, int]:
