@@ -16,7 +16,16 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.report import figures
 from canal_mpi.report.drawing import Figure, number, plain, styled
 from canal_mpi.report.figures import mixes
-from canal_mpi.report.report import Beside, answers, news, page, timeline, write_report
+from canal_mpi.report.report import (
+    Beside,
+    answers,
+    comparison_pictures,
+    news,
+    page,
+    timeline,
+    write_report,
+)
+from canal_mpi.report.statistics import busy_seconds
 from canal_mpi.results.compare import Comparison, compare
 from canal_mpi.results.reader import load
 
@@ -188,7 +197,7 @@ def only_the_task_just_learnt(agent: int, after: int, task: str) -> float:
 def test_a_figure_with_nothing_to_show_is_left_out_with_what_would_fill_it(tmp_path: Path) -> None:
     text, found = made(write_run(tmp_path / "b", score=only_the_task_just_learnt))
     assert "forgetting" not in found.ids()
-    need = "it needs evaluations: --set evaluation.episodes=30"
+    need = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
     assert f"Left out: What was kept until the end; {need}." in text
 
 
@@ -198,9 +207,10 @@ def test_students_stand_at_the_round_in_which_they_learnt(tmp_path: Path) -> Non
     with styled():
         figure = figures.curve(Measured(load(write_run(tmp_path / "a"))), 1)
     assert isinstance(figure, Figure)
-    marks = {line.get_label(): line for line in figure.axes.lines if line.get_label()[0] == "a"}
-    places = {name: (list(line.get_xdata()), line.get_marker()) for name, line in marks.items()}
-    assert places == {"agent 0": ([2], "D"), "agent 1": ([1], "o")}
+    marks = [line for line in figure.axes.lines if line.get_markersize() > 6]
+    places = [(list(line.get_xdata()), line.get_marker()) for line in marks]
+    assert places == [([2], "D"), ([1], "o")], "of agent 0 and of agent 1"
+    assert list(figure.keys) == ["agent 0", "agent 1"]
 
 
 def test_no_axis_of_what_can_not_be_negative_goes_below_zero(tmp_path: Path) -> None:
@@ -234,8 +244,8 @@ def test_a_comparison_tells_scores_steps_and_time_in_one_sentence(tmp_path: Path
     runs = [write_run(tmp_path / name, share=name == "a") for name in "ab"]
     comparison = compare([load(run) for run in runs])
     words = str(Beside(*comparison.groups))
-    same = "about the same score (1028 against 1028 % HNS), 1.7 × fewer steps, 1.0 × the time"
-    assert words == f"{same}; one seed: may be luck"
+    same = "about the same score at the end (1028 against 1028 % HNS), 1.7 × fewer steps"
+    assert words == f"{same}, 1.0 × the time; one seed: may be luck"
     again = [write_run(tmp_path / f"{run.name}2", share=run.name == "a", seed=2) for run in runs]
     comparison = compare([load(run) for run in (*runs, *again)])
     beside = Beside(*comparison.groups)
@@ -277,7 +287,38 @@ def test_a_sweep_over_mixes_of_hosts_says_which_is_fastest_and_who_waits(tmp_pat
     assert len(found) == 4
     assert found["1 xavier, 1 nano", "rounds"].wall == 54.0
     assert found["1 xavier, 1 nano", "rounds"].cpu == 6 * 8.0
-    assert found["1 xavier, 1 nano", "free"].waits == {"xavier": 120, "nano": 10}
+    assert found["1 xavier, 1 nano", "free"].waits == {"xavier": 150, "nano": 12.5}
+    assert "xavier of 1 xavier, 1 nano" in text
+    assert "Not the same work" not in text and "Not all played" not in text
+
+
+def test_mixes_that_did_other_work_are_not_compared_silently(tmp_path: Path) -> None:
+    crowd, alone = (load(write_run(tmp_path / str(n), agents=n)) for n in (2, 1))
+    crowd["agents"]["host"], alone["agents"]["host"] = np.array(["x-1"] * 2), np.array(["nano-1"])
+    crowd["tasks"]["core_seconds"][:] = 0.5 * busy_seconds(crowd)
+    text = page(compare([crowd, alone]))
+    assert "Not the same work: runs have 1 to 2 agents." in text
+    assert "Not all played as many steps (" in text
+    assert "Agents waited for a core (1 x (2 agents), rounds 50 %, " in text
+
+
+def test_figures_that_mean_the_same_by_their_series_have_one_legend(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", share=False)]
+    text, _ = made(*runs)
+    assert text.count('<p class="keys">') == 3, "side by side, and the curves of both runs"
+    assert text.count("no sharing</span>") == 1 and ">no sharing</text>" not in text
+    shown = comparison_pictures(compare([load(run) for run in runs]))
+    assert b">no sharing</text>" in shown.files(tmp_path)[tmp_path / "scores.svg"], "a file has it"
+
+
+@styled()
+def test_one_high_score_does_not_press_the_others_flat() -> None:
+    for high, scale in ((1.7, "symlog"), (0.3, "linear")):
+        figure = Figure("scores", "Scores", xlabel="score")
+        figure.intervals(["Krull", "a", "b"], [[x, x, x] for x in (high, 0.05, 0.1)])
+        figure.spread()
+        assert figure.axes.get_xscale() == scale
+        assert ("logarithmic" in figure.axes.get_xlabel()) == (scale == "symlog")
 
 
 def test_runs_on_the_same_hosts_are_no_mixes(tmp_path: Path) -> None:

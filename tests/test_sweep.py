@@ -281,7 +281,10 @@ def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> 
 def test_compare_answers_in_a_sentence_with_a_picture(tmp_path: Path) -> None:
     points = [madeup_point(tmp_path, name, share=name == "exact") for name in ("none", "exact")]
     said = answer(tmp_path, points)
-    assert said[0].startswith("Sharing: about the same score (") and "× fewer steps" in said[0]
+    assert (
+        said[0].startswith("Sharing: about the same score at the end (")
+        and "× fewer steps" in said[0]
+    )
     assert said[0].endswith("; one seed: may be luck.")
     assert (tmp_path / "figures/progress-time.png").is_file()
     assert said[-1] == f"Report:  {tmp_path / 'report.html'}"

@@ -32,9 +32,10 @@ from canal_mpi.experiments.points import (
 from canal_mpi.launch.mpirun import program
 from canal_mpi.launch.supervise import STOP_SIGNALS
 from canal_mpi.rank.plan import Workload, devices, plan_of
+from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured
 from canal_mpi.results.measures import mean
-from canal_mpi.results.progress import clean, duration, remaining
+from canal_mpi.results.progress import clean, digits, duration, remaining
 from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import locked, status_of
 
@@ -267,14 +268,14 @@ class Progress:
 def table(runner: Runner) -> list[str]:
     """One line per point, with steps, time and mean score where it is finished."""
     width = max(5, *(len(run.point.name) for run in runner.runs))
-    lines = [f" {'point':<{width}}  {'status':<9}  {'steps':>9}  {'time':<12} score"]
+    lines = [f" {'point':<{width}}  {'status':<9}  {'steps':>9}  {'time':<12} score at the end"]
     for run in runner.runs:
         facts = clean(run.reason)[:60]
         if run.status == FINISHED:
             with suppress(CanalError):
                 facts = _result(load(run.folder))
         lines.append(f" {run.point.name:<{width}}  {run.status:<9}  {facts}".rstrip())
-    return [*lines, f" {summary(runner)}"]
+    return [*lines, f" {summary(runner)} · time: slowest agent, measuring left out"]
 
 
 def summary(runner: Runner) -> str:
@@ -294,11 +295,11 @@ def seconds_left(runner: Runner) -> float:
 
 def _result(run: Run) -> str:
     """Steps, time and mean score of a run in a line."""
-    tasks, found = run["tasks"], Measured(run)
+    spent, found = costs(run), Measured(run)
     human = found.scale.name == "HNS"
-    score = f"{100 * mean(found.learnt):.1f} % HNS" if human else f"{mean(tasks['score']):.1f}"
-    steps = int((tasks["env_steps"] + tasks["probe_steps"]).sum())
-    return f"{steps:>9,}  {duration(run.seconds):<12} {score}"
+    score = mean(100 * found.final if human else found.raw[:, found.rounds_done])
+    told = f"{digits(score, 1)}{' % HNS' * human}"
+    return f"{spent['steps']:>9,.0f}  {duration(spent['seconds']):<12} {told}"
 
 
 def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:

@@ -20,7 +20,8 @@ from canal_mpi.experiments.points import (
     resolved,
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, emulated, is_here, read_hosts, total
-from canal_mpi.report.report import Beside, comparison_pictures, write_report
+from canal_mpi.report.figures import mixes
+from canal_mpi.report.report import Beside, comparison_pictures, fastest, waiting, write_report
 from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured, compare, scale_for
 from canal_mpi.results.files import file_name, write_whole
@@ -153,6 +154,9 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     notes = [f"Table:   {folder / 'table.csv'}"]
     try:
         write_report([folder / name for name in runs], folder / "report.html")
+        if hosts := mixes(compare(list(runs.values()))):
+            cards = (fastest(hosts), waiting(hosts))
+            notes[:0] = [f"{card.question} {card.answer}. {card.words}" for card in cards]
         return [*notes, f"Report:  {folder / 'report.html'}"]
     except UsageError as error:  # runs of other tasks are no comparison, but each is there
         return [*notes, f"No report: {error}"]

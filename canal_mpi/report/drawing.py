@@ -28,6 +28,8 @@ LIGHT |= {"bg": "#f6f7f9", "line": "#d9dee4"} | {f"a{k}": name for k, name in en
 CSS_NAMES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2, 2, 2))]
 MARKERS = "osv^PXp*"
+GLYPHS = dict(zip(MARKERS, "●■▼▲✚✖⬟★", strict=True))  # the same in a text
+LOG_TICKS = (-10, -1, -0.1, 0, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)
 COLUMN = 3.4  # inches: a column of a paper
 FEW = 8  # columns that have room for numbers
 TEMPLATES = Path(__file__).parent / "templates"
@@ -100,20 +102,36 @@ class Figure:
         from matplotlib.figure import Figure as Drawing
 
         self.key, self.title, self.caption = key, title, caption
+        self.keys: dict[str, tuple[str, str]] = {}  # glyph and colour of each series
         self._drawing = Drawing((COLUMN, height), layout="constrained")
         self.axes: Any = self._drawing.add_subplot(**names)
         for axis in (self.axes.xaxis, self.axes.yaxis):
             axis.set_major_formatter(lambda value, _: short(value))
+        self.axes.locator_params(axis="x", nbins=6)
 
     def legend(self) -> None:
-        """What the series mean, above the plot, which keeps its height."""
-        handles, labels = self.axes.get_legend_handles_labels()
-        if not handles:
+        """What the series mean: above the plot, or once in a page for figures that share it."""
+        from matplotlib.colors import to_hex
+
+        for handle, label in zip(*self.axes.get_legend_handles_labels(), strict=True):
+            bar = isinstance(handle, tuple)
+            colour = handle[0].get_facecolor() if bar else handle.get_color()
+            glyph = "■" if bar else GLYPHS.get(handle.get_marker(), "━")
+            self.keys[label] = (glyph, to_hex(colour))
+
+    @contextmanager
+    def _with_legend(self, shown: bool = True) -> Iterator[None]:
+        """While it is drawn: the legend above the plot, which keeps its height."""
+        if not self.keys or not shown:
+            yield
             return
-        columns = min(max(66 // (max(map(len, labels)) + 6), 1), 5, len(handles))
-        self._drawing.legend(handles, labels, loc="outside upper left", ncols=columns)
-        rows = -(-len(handles) // columns)
-        self._drawing.set_figheight(self._drawing.get_figheight() + 0.15 * rows)
+        drawing, height = self._drawing, self._drawing.get_figheight()
+        columns = int(min(max(244 // (27 + 4.2 * max(map(len, self.keys))), 1), len(self.keys)))
+        legend = drawing.legend(loc="outside upper left", ncols=columns)
+        drawing.set_figheight(height + 0.15 * -(-len(self.keys) // columns))
+        yield
+        legend.remove()
+        drawing.set_figheight(height)
 
     def fit(self, axis: str = "y") -> None:
         """Limits with some room; what was never negative begins at zero, its marks unclipped."""
@@ -123,6 +141,17 @@ class Figure:
         room = 0.06 * (high - low) or max(0.06 * abs(high), 0.5)
         floor = -0.04 * (high or room) if 0 <= low <= max(0.5 * high, room) else low - room
         getattr(self.axes, f"set_{axis}lim")(floor, high + room)
+
+    def spread(self) -> None:
+        """A logarithmic x axis beyond 0.1 where one row would press all others flat."""
+        values = np.concatenate([np.abs(line.get_xdata()) for line in self.axes.lines])
+        known = values[np.isfinite(values)]
+        if known.size and known.max() > 5 * max(np.median(known), 0.1):
+            self.axes.set_xscale("symlog", linthresh=0.1)
+            low, high = self.axes.dataLim.intervalx
+            ticks = [t for t in LOG_TICKS if min(low, 0) <= t <= 1.2 * high]
+            self.axes.set_xticks(ticks, [short(t) for t in ticks])
+            self.axes.set_xlabel(f"{self.axes.get_xlabel()}, logarithmic beyond 0.1")
 
     def curve(self, k: int, x: Array, band: Any, label: str, **style: Any) -> None:
         """The k-th series of a plot: value, low and high at each x; one x alone gets a bar."""
@@ -156,19 +185,22 @@ class Figure:
         """Horizontal bars with their numbers: the k-th of so many series."""
         y = [row + ((k + 0.5) / of - 0.5) * 0.8 for row in rows]
         style = {"color": SERIES[k % 8], "hatch": "////" * k, "edgecolor": CARD, "linewidth": 0}
-        found = self.axes.barh(y, values, 0.74 / of, label=label, **style)
-        self.axes.bar_label(found, [number(value) for value in values], padding=2, fontsize=7)
+        self.axes.barh(y, values, 0.74 / of, label=label, **style)
+        near: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
+        for place, value in zip(y, values, strict=True):  # beside names there is no room
+            told = "–" if isnan(value) else short(float(f"{round(value, 3):.3g}"))
+            self.axes.annotate(told, (np.fmax(value, 0), place), fontsize=7, **near)
         self.axes.margins(x=0.16)
         self.axes.grid(False, axis="y")
 
     def file(self, kind: str) -> bytes:
         """The figure as a file: pdf, svg or png."""
         held = io.BytesIO()
-        with styled():
+        with styled(), self._with_legend():
             self._drawing.savefig(held, format=kind, metadata=NO_DATES[kind])
         return held.getvalue()
 
-    def inline(self, prefix: str, words: str) -> Markup:
+    def inline(self, prefix: str, words: str, legend: bool = True) -> Markup:
         """SVG for the inside of a page: ids of its own, colours by name, no background.
 
         matplotlib has escaped every word; nothing that is done here makes markup of one.
@@ -177,7 +209,10 @@ class Figure:
 
         held = io.StringIO()
         self._drawing.patch.set_visible(False)
-        with styled():  # savefig would draw everything once more, to no purpose
+        with (
+            styled(),
+            self._with_legend(legend),
+        ):  # savefig would draw everything once more, to no purpose
             FigureCanvasSVG(self._drawing).print_svg(held, metadata=NO_DATES["svg"])
         self._drawing.patch.set_visible(True)
         text = held.getvalue()
@@ -214,6 +249,16 @@ class Pictures:
             else:
                 self.left_out.setdefault(one.words, []).append(one.title)
         self.sections += [(title, words, found)] if found else []
+
+    @staticmethod
+    def keys(figures: Sequence[Figure]) -> dict[str, tuple[str, str]]:
+        """The legend of a section, with colours as CSS names them; none where figures differ."""
+        first = figures[0].keys
+        if len(figures) < 2 or any(figure.keys != first for figure in figures):
+            return {}
+        return {
+            label: (mark, CSS_NAMES.get(colour, colour)) for label, (mark, colour) in first.items()
+        }
 
     def files(self, folder: Path, prefix: str = "") -> dict[Path, bytes]:
         """Every figure in every format, by the file that it goes to."""

@@ -11,13 +11,13 @@ from canal_mpi.report import drawing as d
 from canal_mpi.report.drawing import FEW, SERIES, Figure, LeftOut, bounded
 from canal_mpi.report.statistics import bootstrap, busy_seconds, costs
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Group, Measured, mix
+from canal_mpi.results.compare import Comparison, Group, Measured, kind_of, mix
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 from canal_mpi.results.store import TIME_PARTS
+from canal_mpi.results.summary import CORE, seconds_by_part
 
 Shown = Figure | LeftOut
-CORE = "waiting for a core"
 TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
 PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
@@ -26,33 +26,6 @@ EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 def score_name(scale: Scale) -> str:
     """What an axis of normalised scores is called."""
     return "normalised score" if scale.name == "range" else f"score ({scale.name})"
-
-
-def seconds_by_part(run: Run) -> Array:
-    """[agent, part]: seconds that each agent spent on each of PARTS.
-
-    Whoever works waits for a core in every phase. How much is not known of the evaluations after
-    the last round: as much as before.
-    """
-    tasks = run["tasks"]
-    found = np.zeros((len(run.agents), len(PARTS)))
-    for row, agent in enumerate(run.agents):
-        mine = tasks["agent"] == agent
-        spent = {name: float(np.nansum(tasks[name][mine])) for name in tasks if "seconds" in name}
-        parts = {part: sum(spent[name] for name in own) for part, own in TIME_PARTS.items()}
-        rest = max(spent["seconds"] - sum(parts.values()), 0.0)
-        busy = sum(parts.values()) - parts["waiting for agents"]
-        measured = max(busy - spent["evaluate_seconds"], 1e-9)
-        kept = 1 - min(spent["core_seconds"] / measured, 1.0)
-        work = {p: seconds * kept for p, seconds in parts.items() if p != "waiting for agents"}
-        found[row] = [*(parts | work).values(), busy * (1 - kept), rest]
-    return found
-
-
-def end_score(measured: Measured) -> float:
-    """The mean over agents and tasks at the end, or right after tasks where that is not known."""
-    end = measured.P[:, -1]
-    return m.mean(measured.learnt if np.isnan(end).any() else end)
 
 
 # ── one run ────────────────────────────────────────────────────────────────────────────────────
@@ -65,13 +38,18 @@ def curve(measured: Measured, i: int) -> Shown:
     for row, agent in enumerate(run.agents):
         style, seen = d.series_style(row), bounded(measured.raw[row, : measured.P.shape[1], i])
         known = np.flatnonzero(np.isfinite(seen))
-        figure.axes.plot(known, seen[known], **style | {"linewidth": 1.0, "markersize": 2.4})
+        known = known[: None if len(known) > 1 else 0]  # the end alone is told by the large mark
+        dots = {"marker": "o", "markersize": 2.4}
+        dots |= {"linewidth": 1.0} if len(known) > 2 else {"linestyle": "none"}
+        figure.axes.plot(known, seen[known], **style | dots)
+        figure.axes.plot([], [], "o", color=style["color"], ms=4, label=f"agent {agent}")
         for k in np.flatnonzero((table["agent"] == agent) & (table["task"] == task)):
             x, y = _episodes(run, agent, int(table["round"][k]))
-            figure.axes.plot(x, y, color=style["color"], lw=1.4, alpha=0.5)
+            if len(x) > 2:  # two episodes are no curve
+                figure.axes.plot(x, y, color=style["color"], lw=1.4, alpha=0.5)
             ends = bounded([table["score"][k], *y[::-1]])
             last = next((value for value in ends if np.isfinite(value)), np.nan)
-            mark = {"marker": "D" if table["donors"][k] else "o", "label": f"agent {agent}"}
+            mark = {"marker": "D" if table["donors"][k] else "o"}
             size = {"markersize": max(7.5 - row, 4.0)}
             figure.axes.plot(int(table["round"][k]), last, **style | mark | size)
     if not np.isfinite(figure.axes.dataLim.intervaly).all():
@@ -117,6 +95,13 @@ def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
     return first, last, np.array(sure, dtype=int), tasks
 
 
+def kept_needs(measured: Measured) -> str:
+    """What would tell what was kept."""
+    words = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
+    played = measured.run.setting("evaluation.episodes", 0)
+    return words if played else f"{words} and evaluation.episodes=30"
+
+
 def forgetting(measured: Measured) -> Shown:
     """For each task: the mean score right after it was learnt, and at the end."""
     title, (first, last, sure, tasks) = "What was kept until the end", kept_scores(measured)
@@ -124,7 +109,7 @@ def forgetting(measured: Measured) -> Shown:
     words += "orange: lower, by more than the standard error; grey: no clear change."
     if not len(tasks):
         enough = measured.rounds_done > 1
-        return LeftOut(title, EVALUATE if enough else "it needs at least two rounds")
+        return LeftOut(title, kept_needs(measured) if enough else "it needs at least two rounds")
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
@@ -134,13 +119,15 @@ def forgetting(measured: Measured) -> Shown:
         figure.axes.plot(now, k, "o", color=tone, ms=4, label="" if k else "at the end")
     figure.name_rows([measured.run.tasks[i] for i in tasks])
     figure.fit("x")
+    figure.spread()
     figure.legend()
     return figure
 
 
 def time_bars(run: Run) -> Shown:
     """A bar for every agent: what it spent its time on."""
-    spent, title = seconds_by_part(run), "Where the time went"
+    parts, title = seconds_by_part(run["tasks"], run.agents), "Where the time went"
+    spent = np.array([parts[name] for name in PARTS]).T  # [agent, part]
     if not spent.sum():
         return LeftOut(title, "no task is finished yet")
     words = "Start-up is left out; waiting includes that for run.h5 after a round."
@@ -153,7 +140,7 @@ def time_bars(run: Run) -> Shown:
         figure.axes.barh(rows, spent[:, k], 0.8, starts[:, k], color=colour, label=name)
         for row in np.flatnonzero(spent[:, k] > 0.11 * spent.sum(axis=1).max()):
             place, share = starts[row, k] + spent[row, k] / 2, spent[row, k] / spent[row].sum()
-            figure.axes.text(place, row, f"{share:.0%}", **style)
+            figure.axes.text(place, row, f"{100 * share:.0f} %", **style)
     figure.name_rows([f"agent {agent}" for agent in run.agents])
     figure.axes.grid(False, axis="y")
     figure.legend()
@@ -167,8 +154,8 @@ def progress(comparison: Comparison) -> Iterator[Shown]:
     """Mean score over agents and tasks against the steps of all agents, and against time."""
     found = [group.progress(comparison.whole) for group in comparison.groups]
     known = [k for k, (_, scores) in enumerate(found) if not np.isnan(scores).any()]
-    what = "all tasks" if comparison.whole else "tasks learnt so far, others count as 0"
-    words = f"Means over agents and rounds, {what}; bands: 95 %, bootstrap over seeds."
+    what = "all tasks" if comparison.whole else "tasks right after learning, others count as 0"
+    words = f"Means over agents and {what}; bands: 95 %, bootstrap over seeds."
     for key, title, label in (
         ("steps", "Score against steps", "steps of all agents"),
         ("time", "Score against time", "seconds, slowest agent, measuring left out"),
@@ -198,17 +185,18 @@ def _seconds_after(group: Group, rounds: int) -> Array:
 
 
 def task_scores(comparison: Comparison) -> Shown:
-    """For each task: the mean score right after it, of every group, with its 95 % interval."""
-    title, groups, tasks = "Scores right after each task", comparison.groups, comparison.tasks
-    if all(np.isnan(group.learnt).all() for group in groups):
+    """For each task: the mean score at the end, of every group, with its 95 % interval."""
+    title, groups, tasks = "Scores on each task at the end", comparison.groups, comparison.tasks
+    if all(np.isnan(run.final).all() for group in groups for run in group.runs):
         return LeftOut(title, EVALUATE)
     words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
     figure = Figure("scores", title, words, xlabel=score_name(comparison.scale))
     for k, group in enumerate(groups):
-        means = np.array([[m.mean(column) for column in run.learnt.T] for run in group.runs])
+        means = np.array([[m.mean(column) for column in run.final.T] for run in group.runs])
         found = [bootstrap(lambda x: x.mean(axis=-1), column) for column in means.T]
         figure.intervals(tasks, found, k, len(groups), group.label)
     figure.fit("x")
+    figure.spread()
     figure.legend()
     return figure
 
@@ -220,11 +208,17 @@ class Mix:
     hosts: str
     clock: str  # rounds or free
     runs: int
-    wall: float  # seconds inside tasks, of the slowest agent
+    agents: int
+    wall: float  # seconds inside tasks, of the slowest agent, measuring left out
     waits: dict[str, float]  # % of its time that each kind of host waits for others
+    core: float  # % of their time that agents wait for a core
     cpu: float  # seconds of all agents
     steps: float
     score: float  # normalised, at the end
+
+    def __str__(self) -> str:
+        """Its hosts and its clock."""
+        return f"{self.hosts}, {self.clock}"
 
     @property
     def waits_told(self) -> str:
@@ -235,56 +229,67 @@ class Mix:
 def mixes(comparison: Comparison) -> list[Mix]:
     """The mixes of hosts of a comparison, by clock; none where all runs had the same hosts."""
     found: dict[tuple[str, str], list[Measured]] = {}
+    machines = set()
     for measured in (measured for group in comparison.groups for measured in group.runs):
-        hosts = mix([str(host) for host in measured.run["agents"]["host"]])
+        hosts = [str(host) for host in measured.run["agents"]["host"]]
+        machines.add(frozenset(hosts))
         clock = str(measured.run.setting("share.exchange", "rounds"))
-        found.setdefault((hosts, clock), []).append(measured)
-    several = len({hosts for hosts, _ in found}) > 1
-    return [_mix(*kind, runs) for kind, runs in found.items()] if several else []
+        found.setdefault((mix(hosts), clock), []).append(measured)
+    return [_mix(*kind, runs) for kind, runs in found.items()] if len(machines) > 1 else []
 
 
 def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
-    waited: dict[str, Array] = {}  # seconds waited and in all, by kind of host
-    tables = [measured.run["tasks"] for measured in runs]
-    spent = [costs(measured.run) for measured in runs]
-    for tasks, agents in zip(tables, (measured.run["agents"] for measured in runs), strict=True):
+    waited: dict[str, Array] = {}  # seconds waited for agents, for a core, and in all, by kind
+    for run in (measured.run for measured in runs):
+        tasks, agents, busy = run["tasks"], run["agents"], busy_seconds(run)
+        columns = np.nan_to_num([tasks["wait_seconds"], tasks["core_seconds"], busy])
         for agent, host in zip(agents["agent"], agents["host"], strict=True):
-            kind, mine = mix([str(host)]).partition(" ")[2], tasks["agent"] == agent
-            both = [np.nansum(tasks[name][mine]) for name in ("wait_seconds", "seconds")]
-            waited[kind] = waited.get(kind, np.zeros(2)) + both
+            mine = columns[:, tasks["agent"] == agent].sum(axis=1)
+            waited[kind_of(str(host))] = waited.get(kind_of(str(host)), np.zeros(3)) + mine
+    _, core, total = sum(waited.values(), np.zeros(3))
+    spent = [costs(measured.run) for measured in runs]
     return Mix(
         hosts,
         clock,
         len(runs),
+        len(runs[0].run.agents),
         m.mean([one["seconds"] for one in spent]),
-        {kind: float(100 * wait / (total or 1)) for kind, (wait, total) in waited.items()},
-        m.mean([table["cpu_seconds"].sum() for table in tables]),
+        {kind: float(100 * wait / (own or 1)) for kind, (wait, _, own) in waited.items()},
+        float(100 * core / (total or 1)),
+        m.mean([measured.run["tasks"]["cpu_seconds"].sum() for measured in runs]),
         m.mean([one["steps"] for one in spent]),
-        m.mean([end_score(measured) for measured in runs]),
+        m.mean([measured.final for measured in runs]),
     )
 
 
 def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
     """Wall time, waiting, CPU seconds and score of every mix of hosts, by clock."""
-    waiting = [max(one.waits.values()) for one in found]
-    wanted = [
-        ("Wall time", "s inside tasks, slowest agent", [one.wall for one in found]),
-        ("Waiting", "% of its time, kind of host that waits most", waiting),
-        ("CPU time", "CPU seconds of all agents", [one.cpu for one in found]),
-        ("Score", "mean score at the end", [one.score for one in found]),
-    ]
-    hosts = list(dict.fromkeys(one.hosts for one in found))
-    clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free
-    for title, label, values in wanted:
-        if not np.isfinite(values).any():
+    waiting = {
+        (f"{kind} of {one.hosts}" if len(one.waits) > 1 else one.hosts, one.clock): part
+        for one in found
+        for kind, part in one.waits.items()
+    }
+    for key, title, label, values in (
+        ("wall", "Wall time", "seconds, slowest agent, measuring left out", _of(found, "wall")),
+        ("waiting", "Who waits for others", "% of its time, measuring left out", waiting),
+        ("cpu", "CPU time", "CPU seconds of all agents", _of(found, "cpu")),
+        ("score", "Score", "mean score at the end", _of(found, "score")),
+    ):
+        if not np.isfinite(list(values.values())).any():
             yield LeftOut(title, EVALUATE)
             continue
-        key, height = f"mix-{title.split()[0].lower()}", 0.6 + 0.2 * len(clocks) * len(hosts)
-        figure = Figure(key, title, "", height, xlabel=label)
+        rows = list(dict.fromkeys(row for row, _ in values))
+        clocks = sorted({clock for _, clock in values}, reverse=True)  # rounds, free
+        figure = Figure(f"mix-{key}", title, "", 0.6 + 0.2 * len(clocks) * len(rows), xlabel=label)
         for k, clock in enumerate(clocks):
-            own = [i for i, one in enumerate(found) if one.clock == clock]
-            rows = [hosts.index(found[i].hosts) for i in own]
-            figure.bars(rows, [values[i] for i in own], k, len(clocks), clock)
-        figure.name_rows(hosts)
+            own = {row: value for (row, of), value in values.items() if of == clock}
+            places = [rows.index(row) for row in own]
+            figure.bars(places, list(own.values()), k, len(clocks), clock)
+        figure.name_rows(rows)
         figure.legend()
         yield figure
+
+
+def _of(found: Sequence[Mix], name: str) -> dict[tuple[str, str], float]:
+    """A number of each mix, by hosts and clock."""
+    return {(one.hosts, one.clock): getattr(one, name) for one in found}

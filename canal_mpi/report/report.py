@@ -3,7 +3,7 @@
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import isfinite, nan
 from pathlib import Path
@@ -18,14 +18,14 @@ from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
 from canal_mpi.report.drawing import LIGHT, TEMPLATES, Pictures, number, styled
-from canal_mpi.report.figures import PARTS, Mix, end_score, mixes, seconds_by_part
+from canal_mpi.report.figures import Mix, mixes
 from canal_mpi.report.statistics import bootstrap, costs, percent, ratio, times
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Group, Measured, compare
+from canal_mpi.results.compare import Comparison, Group, Measured, compare, mix
 from canal_mpi.results.files import file_name, write_whole
 from canal_mpi.results.progress import events
 from canal_mpi.results.reader import Run, load
-from canal_mpi.results.summary import count
+from canal_mpi.results.summary import count, percentages, seconds_by_part
 
 MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
@@ -33,7 +33,7 @@ COMPARED = ("steps", "seconds", "waiting")
 ADVANTAGE = re.compile(r"TA(_mean)?\((\d+)%\)")  # time advantage, as the literature calls it
 CURVES = (
     "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
-    "(circle) or from a lesson (diamond)."
+    "(circle) or from a lesson (diamond), with its score {}."
 )
 
 
@@ -55,6 +55,8 @@ def answers(comparison: Comparison) -> list[Card]:
     group = next((g for g in comparison.groups if g.shares), comparison.groups[0])
     measured, found = group.runs[0], mixes(comparison)
     cards = [learnt(measured), shared(comparison, group), forgot(measured), spent(measured)]
+    if len(comparison.groups) > 1:  # of which one is told
+        cards = [replace(card, question=f"{card.question} ({group.label})") for card in cards]
     return [fastest(found), waiting(found), *cards] if found else cards
 
 
@@ -74,7 +76,7 @@ def learnt(measured: Measured) -> Card:
     pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
     better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
     first, last = pairs.mean(axis=0)
-    words = f"Tasks whose mean score over agents, right after learning, is above {what}"
+    words = f"Tasks whose mean score over agents, {scored(measured)}, is above {what}"
     words += " by more than its standard error." if len(after) > 1 else "."
     if means:
         words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}, median "
@@ -130,7 +132,14 @@ def taught_words(measured: Measured) -> str:
     if np.isnan(levels).any():
         return ""
     told = [number(level) for level in levels]
-    return f" Right after a task students have {told[0]}, those who played it {told[1]} (mean)."
+    when = scored(measured).capitalize()
+    return f" {when} students have {told[0]}, those who played a task {told[1]} (mean)."
+
+
+def scored(measured: Measured) -> str:
+    """When the scores of tasks were measured."""
+    final = measured.run.setting("evaluation.tasks") == "final"
+    return "at the end" if final else "right after learning"
 
 
 class Beside:
@@ -142,7 +151,7 @@ class Beside:
             bootstrap(_mean_ratio, *(np.array([one[cost] for one in x]) for x in reversed(both)))
             for cost in ("steps", "seconds")
         )
-        self.score, self.base = (m.mean([end_score(run) for run in x.runs]) for x in (group, base))
+        self.score, self.base = (m.mean([run.final for run in x.runs]) for x in (group, base))
         self.seeds, scale = min(map(len, both)), group.runs[0].scale.name
         self.unit = "of the range seen" if scale == "range" else scale
 
@@ -154,12 +163,12 @@ class Beside:
         return ("" if gains else "bad") if lower else "good" if gains else ""
 
     def __str__(self) -> str:
-        """As in `about the same score (21 against 19 % HNS), 2.8 × fewer steps …`."""
+        """As in `about the same score at the end (21 against 19 % HNS), 2.8 × fewer steps …`."""
         near = abs(self.score - self.base) <= 0.1 * abs(self.base)
         how = "about the same" if near else "a higher" if self.score > self.base else "a lower"
         values = [f"{100 * value:.0f}".replace("-", "−") for value in (self.score, self.base)]
         parts = [
-            f"{how} score ({values[0]} against {values[1]} % {self.unit})",
+            f"{how} score at the end ({values[0]} against {values[1]} % {self.unit})",
             times(self.steps, "fewer steps", "more steps"),
             times(self.seconds, "less time", "more time"),
         ]
@@ -175,9 +184,8 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        words = "It needs scores right after tasks and at the end: --set evaluation.tasks=after"
-        words += "." if measured.run.setting("evaluation.episodes", 0) else ", and episodes."
-        return Card(question, "not measured", words)
+        words = figures.kept_needs(measured)
+        return Card(question, "not measured", f"{words[0].upper()}{words[1:]}.")
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
     lower = [measured.run.tasks[i] for i in tasks[sure < 0]]
@@ -191,22 +199,23 @@ def forgot(measured: Measured) -> Card:
 
 def spent(measured: Measured) -> Card:
     """The largest parts of the time."""
-    question, parts = "Where did the time go?", seconds_by_part(measured.run).sum(axis=0)
-    if not (total := float(parts.sum())):
+    question, run = "Where did the time go?", measured.run
+    if not run.seconds:
         return Card(question, "no task is finished", "Times are known when a task ends.")
-    names, order = list(PARTS), [k for k in np.argsort(-parts) if parts[k] / total >= 0.005]
-    told = [f"{names[k]} {parts[k] / total:.0%}" for k in order]
-    words = f"{', '.join(told[1:])}; {number(measured.run.seconds)} s in tasks, slowest agent."
+    parts = {part: x.sum() for part, x in seconds_by_part(run["tasks"], run.agents).items()}
+    whole = sorted(percentages(parts).items(), key=lambda item: -item[1])
+    told = [f"{name} {part} %" for name, part in whole if part]
+    words = f"{', '.join(told[1:])}; {number(run.seconds)} s in tasks, slowest agent."
     return Card(question, told[0], words)
 
 
 def fastest(found: Sequence[Mix]) -> Card:
     """Which mix of hosts needs the least wall time."""
     first, *others = sorted(found, key=lambda one: one.wall)
-    told = [f"{one.hosts}, {one.clock} {one.wall / first.wall:.1f}\u00a0×" for one in others[:6]]
-    words = f"{number(first.wall)} s in tasks, score {number(first.score)}. Time of the others: "
-    answer = f"{first.hosts}, {first.clock}"
-    return Card("Which mix is fastest?", answer, f"{words}{'; '.join(told)}.", "good")
+    told = [f"{one} {one.wall / first.wall:.1f}\u00a0×" for one in others[:6]]
+    words = f"{first.wall:.0f} s for {first.steps:,.0f} steps, score {number(first.score)}. "
+    words += "Time of the others: "
+    return Card("Which mix is fastest?", str(first), f"{words}{'; '.join(told)}.", "good")
 
 
 def waiting(found: Sequence[Mix]) -> Card:
@@ -214,8 +223,10 @@ def waiting(found: Sequence[Mix]) -> Card:
     question, most = "Who waits for whom?", max(found, key=lambda one: max(one.waits.values()))
     who, part = max(most.waits.items(), key=lambda item: item[1])
     whom = min(most.waits, key=lambda kind: most.waits[kind])
-    told = [f"{one.hosts}, {one.clock}: {one.waits_told}" for one in found[:6]]
-    words = f"Part of its time that a host waits for others: {'; '.join(told)}."
+    whom = "each other" if who == whom else whom
+    often = sorted(found, key=lambda one: -max(one.waits.values()))[:3]
+    told = [f"{one}: {one.waits_told}" for one in often]
+    words = f"Part of its time that a host waits for others, the most: {'; '.join(told)}."
     answer = f"{who} for {whom}: {part:.0f} %" if part >= 2 else "nobody"
     return Card(question, answer, words)
 
@@ -230,8 +241,9 @@ def missing(measured: Measured) -> Iterator[str]:
         yield "There are no evaluations: scores, forgetting and transfer can't be told."
     agents = run["agents"]
     slow = agents["speed"] < 1  # NaN in older files: not known to be slow
-    pairs = zip(agents["host"][slow], agents["speed"][slow], strict=True)
-    if names := ", ".join(f"{host} at {speed:g} of full speed" for host, speed in pairs):
+    speeds = {float(speed): agents["speed"] == speed for speed in agents["speed"][slow]}
+    pairs = [f"{mix(agents['host'][own])} at {speed:g}" for speed, own in speeds.items()]
+    if names := ", ".join(f"{pair} of full speed" for pair in pairs):
         yield f"Slower devices were emulated ({names}): times are those of the emulation."
     elif run.setting("emulate"):
         yield "Hosts were emulated on one machine: times are those of the emulation."
@@ -247,7 +259,7 @@ def run_pictures(measured: Measured) -> Pictures:
     """Every figure of one run."""
     run, found = measured.run, Pictures()
     curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
-    found.add("Learning curves", CURVES, curves)
+    found.add("Learning curves", CURVES.format(scored(measured)), curves)
     found.add("Forgetting and time", "", [figures.forgetting(measured), figures.time_bars(run)])
     return found
 
@@ -274,7 +286,7 @@ def page(comparison: Comparison) -> str:
         title=_title(comparison, hosts),
         comparison=comparison,
         cards=answers(comparison),
-        notes=_notes(runs),
+        notes=[*_unlike(comparison.groups, hosts), *_notes(runs)],
         shown=comparison_pictures(comparison),
         mixes=sorted(hosts, key=lambda one: one.wall),
         compared=compared(comparison),
@@ -297,6 +309,18 @@ def _title(comparison: Comparison, hosts: Sequence[Mix]) -> str:
     if len(names) == 2:
         return " against ".join(names)
     return names[0] if count == 1 else f"{count} runs compared"
+
+
+def _unlike(groups: Sequence[Group], found: Sequence[Mix]) -> Iterator[str]:
+    """What keeps runs from being compared by their times alone."""
+    if len(agents := sorted({group.agents for group in groups})) > 1:
+        yield f"Not the same work: runs have {agents[0]} to {agents[-1]} agents."
+    steps = sorted(one.steps for one in found)
+    if found and steps[-1] > 1.1 * steps[0]:
+        told = f"{steps[0]:,.0f} to {steps[-1]:,.0f}"
+        yield f"Not all played as many steps ({told}): agents that find no lesson play themselves."
+    if crowded := [f"{one} {one.core:.0f} %" for one in found if one.core >= 5]:
+        yield f"Agents waited for a core ({', '.join(crowded)}): with more cores they are faster."
 
 
 def _notes(runs: Sequence[Measured]) -> list[str]:
@@ -346,7 +370,10 @@ def compared(comparison: Comparison) -> dict[str, list[float]]:
 def _of_group(comparison: Comparison, group: Group) -> dict[str, float]:
     """The measures of a group."""
     parts = [run.measures() for run in group.runs]
-    found = {name: m.mean([part[name].single for part in parts]) for name in parts[0]}
+    found = {
+        f"{it.about} ({name})": m.mean([part[name].single for part in parts])
+        for name, it in parts[0].items()
+    }
     spent = [costs(run.run) for run in group.runs]
     more = comparison.versus(group).items()
     return (

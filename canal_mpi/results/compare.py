@@ -30,6 +30,12 @@ class Measured(Evaluations):
         super().__init__(run.agents, run.tasks, run["tasks"], run.score, scale or scale_for([run]))
         self.run = run
 
+    @property
+    def final(self) -> Array:
+        """[agent, task]: scores at the end; of a run that has none yet, right after tasks."""
+        end = self.P[:, -1]
+        return self.learnt if np.isnan(end).all() else end
+
     def final_score(self, task: str) -> float:
         """Mean score on a task right after it was learnt, in game points."""
         table = self.run["tasks"]
@@ -260,10 +266,17 @@ def _labels(runs: list[Run]) -> list[str]:
 
 
 def mix(emulated: Sequence[str]) -> str:
-    """Emulated hosts in few words, those of a kind counted: `4 nano, 1 xavier`."""
-    kinds = [str(host).partition("@")[0].rstrip("0123456789").rstrip("-") for host in emulated]
+    """The hosts of agents in few words, those of a kind counted: `4 nano, 1 xavier`."""
+    names = [str(host).partition("@")[0] for host in emulated]
+    kinds = [kind_of(name) for name in dict.fromkeys(names)]
     counts = [f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds)]
-    return ", ".join(counts) or "not emulated"
+    crowd = f" ({len(names)} agents)" if len(names) > len(kinds) else ""
+    return ", ".join(counts) + crowd or "not emulated"
+
+
+def kind_of(host: str) -> str:
+    """What hosts of a kind have in common: their name without its number."""
+    return host.rstrip("0123456789").rstrip("-")
 
 
 def _word(key: str, value: Any) -> str:

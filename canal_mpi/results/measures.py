@@ -50,8 +50,13 @@ def just_after(P: Array, when: Array) -> Array:
 
 
 def forgetting(P: Array, when: Array) -> Array:
-    """[agent, task] (Continual World): score just after the task minus score at the end."""
-    return just_after(P, when) - P[:, -1, :]
+    """[agent, task] (Continual World): score just after the task minus score at the end.
+
+    NaN where only tasks of the last round have both: nothing came after them.
+    """
+    lost = just_after(P, when) - P[:, -1, :]
+    earlier = ~np.isnan(lost) & (when < P.shape[1] - 1)
+    return lost if earlier.any() else np.full_like(lost, nan)
 
 
 def isolated(P: Array, when: Array) -> tuple[Array, Array]:
