@@ -20,7 +20,9 @@ UNDER_QEMU: dict[str, Any] = {  # PMIx's shared memory and the memory patcher cr
 }
 JOB = ["train", "--job", "smoke", "--steps", "100", "--set", "evaluation.max_steps=20"]
 JOB += ["--set", "timeout=1500"]  # Numba compiles for minutes under qemu, without a sign of life
-pytestmark = [pytest.mark.root, pytest.mark.mpi, pytest.mark.long]  # 4 minutes and more
+INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}  # the same loops in Python, for networks that are tiny
+TINY = ["--set", "learn.widths=8,8", "--set", "learn.batch_size=4", "--set", "learn.n_step=1"]
+pytestmark = [pytest.mark.root, pytest.mark.mpi]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,18 +35,21 @@ def arm() -> None:
         assert made.code == 0, made.out + made.err
 
 
-def mixed(*programs: str, options: list[str]) -> Result:
+def mixed(*programs: str, options: list[str], **environment: str) -> Result:
     """One job of these programs, a rank each."""
     parts = [word for one in programs for word in (":", "-np", "1", one, *options)]
-    return run(["mpirun", "--oversubscribe", *parts[1:]], timeout=900, **UNDER_QEMU)
+    words = ["mpirun", "--oversubscribe", *parts[1:]]
+    return run(words, timeout=900, **UNDER_QEMU, **environment)
 
 
 def machines(folder: Path) -> list[str]:
     return [str(name) for name in canal_mpi.load(folder)["agents"]["machine"]]
 
 
-def test_lessons_cross_both_ways_between_x86_and_arm(out: Path) -> None:
-    done = mixed(X86, ARM, options=[*JOB, "--out", str(out)])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_lessons_cross_both_ways_between_x86_and_arm(compiled: bool, out: Path) -> None:
+    options = [*JOB, *([] if compiled else TINY), "--out", str(out)]
+    done = mixed(X86, ARM, options=options, **({} if compiled else INTERPRETED))
     assert done.code == 0, done.out + done.err
     loaded = canal_mpi.load(out)
     assert loaded.status == "finished"
@@ -61,6 +66,7 @@ def test_lessons_cross_both_ways_between_x86_and_arm(out: Path) -> None:
     print("lessons crossed:", sorted(pairs), "machines:", machines(out))
 
 
+@pytest.mark.long
 def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> None:
     """Random play is whole numbers and random streams: bit-identical on both architectures."""
     options = [*JOB, "--tasks", "Krull", "--set", "learn.learning_starts=1000", "--share", "none"]
@@ -75,6 +81,7 @@ def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> N
     print("bit-identical on both:", ", ".join(sorted(ours)))
 
 
+@pytest.mark.long
 def test_an_env_server_on_the_other_architecture_plays(out: Path) -> None:
     done = mixed(ARM, X86, options=[*JOB, "--env-server", "--out", str(out)])
     assert done.code == 0, done.out + done.err
@@ -82,6 +89,7 @@ def test_an_env_server_on_the_other_architecture_plays(out: Path) -> None:
     assert canal_mpi.load(out)["tasks"]["env_steps"].tolist() == [100] * 3
 
 
+@pytest.mark.long
 def test_a_run_of_one_architecture_is_resumed_on_the_other(out: Path) -> None:
     options = [*JOB, "--set", "train.rounds=1", "--set", "checkpoint.keep=true", "--out", str(out)]
     done = run([X86, *options], timeout=300)

@@ -179,8 +179,8 @@ class Recorder:
         """One update of the network."""
         self._throttle()
         self.updates += 1
-        self._losses.append(loss)
-        self.progress.loss = loss
+        self.progress.loss = float(loss)  # learners of others give numbers of other kinds
+        self._losses.append(self.progress.loss)
 
     def step(self, step: Step) -> None:
         """One training step in every environment; ended episodes become rows."""

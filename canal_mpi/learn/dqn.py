@@ -233,7 +233,7 @@ class DQN(Learner):
             return super().agreement(obs)
         own, wanted = self.q_values(obs), self.teacher_q_values(obs)
         kl, _ = policy_kl(own, wanted, self.temperature)
-        return kl, float((own.argmax(axis=1) == wanted.argmax(axis=1)).mean())
+        return float(kl), float((own.argmax(axis=1) == wanted.argmax(axis=1)).mean())
 
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
