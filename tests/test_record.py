@@ -68,7 +68,7 @@ def test_environments_of_a_batch_have_episodes_of_their_own() -> None:
 def test_a_row_of_train_means_the_losses_since_the_row_before() -> None:
     record, sink, _ = recorder()
     record.update(1.0)
-    record.update(np.float32(3.0))  # a learner of one's own may say it so
+    record.update(np.float32(3.0))  # type: ignore[arg-type]  # learners of others may say it so
     assert type(record.progress.loss) is float  # JSON knows no other
     record.clock.spent |= {"environment": 0.5, "learning": 0.25, "pretraining": 0.5}
     record.step(step([7.0], [TERMINATED]))
