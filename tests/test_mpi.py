@@ -55,7 +55,7 @@ def test_the_first_run_ever_compiles_once_and_is_not_taken_for_one_that_hangs(
     tmp_path: Path,
 ) -> None:
     (kept := tmp_path / "machine-code").mkdir()
-    options = (*SMOKE, "--frames", "60", "--set", "timeout=2", "--out", str(tmp_path / "run"))
+    options = (*SMOKE, "--frames", "60", "--set", "timeout=6", "--out", str(tmp_path / "run"))
     result = mpirun(2, "train", *options, NUMBA_CACHE_DIR=str(kept))
     assert result.code == 0, result.err
     found = [path.name.rpartition(".")[0] for path in kept.rglob("*.nbc")]
