@@ -138,7 +138,9 @@ def test_the_time_advantage_is_the_ratio_of_steps(tmp_path: Path) -> None:
     assert (share.label, none.label) == ("share exact", "no sharing")
     assert found.baseline is none
     # the same scores: 9000 steps without sharing; 3000 + 600 + 600 with lessons of 200 steps
-    assert found.versus(share)["TA_mean(100%)"] == pytest.approx(9000 / 4200, abs=EXACT)
+    assert found.versus(share)[
+        "× fewer steps to 100 % of the score without sharing"
+    ] == pytest.approx(9000 / 4200, abs=EXACT)
     assert found.versus(share)["probability of improvement"] == 0.5
     assert found.versus(none) == {}
 
@@ -159,7 +161,9 @@ def test_a_single_agent_gives_the_advantages_of_many(tmp_path: Path) -> None:
     assert found.single is found.groups[1]
     assert versus["ILA"] == pytest.approx(1.0, abs=1e-3)
     # the clock is the busiest agent's steps: 1000 + 200 + 200 against 3000
-    assert versus["TA(100%)"] == pytest.approx(3000 / 1400, rel=1e-3)
+    assert versus["× fewer steps to 100 % of the score of one agent"] == pytest.approx(
+        3000 / 1400, rel=1e-3
+    )
 
 
 def test_runs_of_other_tasks_are_not_compared(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def test_a_task_that_was_never_learnt_has_no_forgetting() -> None:
     assert close(m.forgetting(P, np.array([[1, 0], [0, 1]])), [[0.3, np.nan], [np.nan, -0.1]])
 
 
+def test_tasks_of_the_last_round_alone_tell_nothing_of_forgetting() -> None:
+    final = P.copy()
+    final[:, :-1] = np.nan
+    assert np.isnan(m.forgetting(final, WHEN)).all()
+
+
 def test_isolated_forgetting_and_zero_shot_transfer_follow_each_agents_order() -> None:
     drops, gains = m.isolated(P, WHEN)
     nan = np.nan

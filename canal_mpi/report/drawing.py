@@ -29,7 +29,6 @@ CSS_NAMES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2, 2, 2))]
 MARKERS = "osv^PXp*"
 GLYPHS = dict(zip(MARKERS, "●■▼▲✚✖⬟★", strict=True))  # the same in a text
-LOG_TICKS = (-10, -1, -0.1, 0, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100)
 COLUMN = 3.4  # inches: a column of a paper
 FEW = 8  # columns that have room for numbers
 TEMPLATES = Path(__file__).parent / "templates"
@@ -102,7 +101,7 @@ class Figure:
         from matplotlib.figure import Figure as Drawing
 
         self.key, self.title, self.caption = key, title, caption
-        self.keys: dict[str, tuple[str, str]] = {}  # glyph and colour of each series
+        self.keys: tuple[tuple[str, str, str], ...] = ()  # label, glyph and colour of each series
         self._drawing = Drawing((COLUMN, height), layout="constrained")
         self.axes: Any = self._drawing.add_subplot(**names)
         for axis in (self.axes.xaxis, self.axes.yaxis):
@@ -110,28 +109,15 @@ class Figure:
         self.axes.locator_params(axis="x", nbins=6)
 
     def legend(self) -> None:
-        """What the series mean: above the plot, or once in a page for figures that share it."""
+        """Say what the series mean: a page once for all that share it, a file above the plot."""
         from matplotlib.colors import to_hex
 
         for handle, label in zip(*self.axes.get_legend_handles_labels(), strict=True):
             bar = isinstance(handle, tuple)
-            colour = handle[0].get_facecolor() if bar else handle.get_color()
+            colour = to_hex(handle[0].get_facecolor() if bar else handle.get_color())
             glyph = "■" if bar else GLYPHS.get(handle.get_marker(), "━")
-            self.keys[label] = (glyph, to_hex(colour))
-
-    @contextmanager
-    def _with_legend(self, shown: bool = True) -> Iterator[None]:
-        """While it is drawn: the legend above the plot, which keeps its height."""
-        if not self.keys or not shown:
-            yield
-            return
-        drawing, height = self._drawing, self._drawing.get_figheight()
-        columns = int(min(max(244 // (27 + 4.2 * max(map(len, self.keys))), 1), len(self.keys)))
-        legend = drawing.legend(loc="outside upper left", ncols=columns)
-        drawing.set_figheight(height + 0.15 * -(-len(self.keys) // columns))
-        yield
-        legend.remove()
-        drawing.set_figheight(height)
+            glyph = "○" if not bar and handle.get_markerfacecolor() == "none" else glyph
+            self.keys += ((label, glyph, CSS_NAMES.get(colour, colour)),)
 
     def fit(self, axis: str = "y") -> None:
         """Limits with some room; what was never negative begins at zero, its marks unclipped."""
@@ -148,9 +134,8 @@ class Figure:
         known = values[np.isfinite(values)]
         if known.size and known.max() > 5 * max(np.median(known), 0.1):
             self.axes.set_xscale("symlog", linthresh=0.1)
-            low, high = self.axes.dataLim.intervalx
-            ticks = [t for t in LOG_TICKS if min(low, 0) <= t <= 1.2 * high]
-            self.axes.set_xticks(ticks, [short(t) for t in ticks])
+            self.axes.set_xlim(right=1.6 * self.axes.dataLim.x1)
+            self.axes.xaxis.set_major_formatter(lambda value, _: short(value))
             self.axes.set_xlabel(f"{self.axes.get_xlabel()}, logarithmic beyond 0.1")
 
     def curve(self, k: int, x: Array, band: Any, label: str, **style: Any) -> None:
@@ -194,13 +179,21 @@ class Figure:
         self.axes.grid(False, axis="y")
 
     def file(self, kind: str) -> bytes:
-        """The figure as a file: pdf, svg or png."""
-        held = io.BytesIO()
-        with styled(), self._with_legend():
-            self._drawing.savefig(held, format=kind, metadata=NO_DATES[kind])
+        """The figure as a file: pdf, svg or png, with room for its legend above the plot."""
+        held, drawing, height = io.BytesIO(), self._drawing, self._drawing.get_figheight()
+        with styled():
+            if self.keys:
+                longest = max(len(label) for label, *_ in self.keys)
+                columns = max(int(244 / (27 + 4.2 * longest)), 1)
+                drawing.legend(loc="outside upper left", ncols=columns)
+                drawing.set_figheight(height + 0.15 * -(-len(self.keys) // columns))
+            drawing.savefig(held, format=kind, metadata=NO_DATES[kind])
+        for legend in drawing.legends:
+            legend.remove()
+        drawing.set_figheight(height)
         return held.getvalue()
 
-    def inline(self, prefix: str, words: str, legend: bool = True) -> Markup:
+    def inline(self, prefix: str, words: str) -> Markup:
         """SVG for the inside of a page: ids of its own, colours by name, no background.
 
         matplotlib has escaped every word; nothing that is done here makes markup of one.
@@ -209,10 +202,7 @@ class Figure:
 
         held = io.StringIO()
         self._drawing.patch.set_visible(False)
-        with (
-            styled(),
-            self._with_legend(legend),
-        ):  # savefig would draw everything once more, to no purpose
+        with styled():  # savefig would draw everything once more, to no purpose
             FigureCanvasSVG(self._drawing).print_svg(held, metadata=NO_DATES["svg"])
         self._drawing.patch.set_visible(True)
         text = held.getvalue()
@@ -249,16 +239,6 @@ class Pictures:
             else:
                 self.left_out.setdefault(one.words, []).append(one.title)
         self.sections += [(title, words, found)] if found else []
-
-    @staticmethod
-    def keys(figures: Sequence[Figure]) -> dict[str, tuple[str, str]]:
-        """The legend of a section, with colours as CSS names them; none where figures differ."""
-        first = figures[0].keys
-        if len(figures) < 2 or any(figure.keys != first for figure in figures):
-            return {}
-        return {
-            label: (mark, CSS_NAMES.get(colour, colour)) for label, (mark, colour) in first.items()
-        }
 
     def files(self, folder: Path, prefix: str = "") -> dict[Path, bytes]:
         """Every figure in every format, by the file that it goes to."""

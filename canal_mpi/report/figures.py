@@ -21,6 +21,7 @@ Shown = Figure | LeftOut
 TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
 PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
+KEPT_NEEDS = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
 
 
 def score_name(scale: Scale) -> str:
@@ -95,13 +96,6 @@ def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
     return first, last, np.array(sure, dtype=int), tasks
 
 
-def kept_needs(measured: Measured) -> str:
-    """What would tell what was kept."""
-    words = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
-    played = measured.run.setting("evaluation.episodes", 0)
-    return words if played else f"{words} and evaluation.episodes=30"
-
-
 def forgetting(measured: Measured) -> Shown:
     """For each task: the mean score right after it was learnt, and at the end."""
     title, (first, last, sure, tasks) = "What was kept until the end", kept_scores(measured)
@@ -109,13 +103,13 @@ def forgetting(measured: Measured) -> Shown:
     words += "orange: lower, by more than the standard error; grey: no clear change."
     if not len(tasks):
         enough = measured.rounds_done > 1
-        return LeftOut(title, kept_needs(measured) if enough else "it needs at least two rounds")
+        return LeftOut(title, KEPT_NEEDS if enough else "it needs at least two rounds")
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
         tone, label = (d.MUTED, d.GOOD, d.BAD)[sure[k]], "" if k else "right after"
         figure.axes.plot([then, now], [k, k], color=tone, lw=2.2, alpha=0.6)
-        figure.axes.plot(then, k, "o", mfc="none", mec=tone, mew=1, ms=6.5, label=label)
+        figure.axes.plot(then, k, "o", color=tone, mfc="none", mew=1, ms=6.5, label=label)
         figure.axes.plot(now, k, "o", color=tone, ms=4, label="" if k else "at the end")
     figure.name_rows([measured.run.tasks[i] for i in tasks])
     figure.fit("x")
@@ -187,7 +181,7 @@ def _seconds_after(group: Group, rounds: int) -> Array:
 def task_scores(comparison: Comparison) -> Shown:
     """For each task: the mean score at the end, of every group, with its 95 % interval."""
     title, groups, tasks = "Scores on each task at the end", comparison.groups, comparison.tasks
-    if all(np.isnan(run.final).all() for group in groups for run in group.runs):
+    if all(np.isnan(run.final).all() for run in comparison.runs):
         return LeftOut(title, EVALUATE)
     words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
     figure = Figure("scores", title, words, xlabel=score_name(comparison.scale))
@@ -230,7 +224,7 @@ def mixes(comparison: Comparison) -> list[Mix]:
     """The mixes of hosts of a comparison, by clock; none where all runs had the same hosts."""
     found: dict[tuple[str, str], list[Measured]] = {}
     machines = set()
-    for measured in (measured for group in comparison.groups for measured in group.runs):
+    for measured in comparison.runs:
         hosts = [str(host) for host in measured.run["agents"]["host"]]
         machines.add(frozenset(hosts))
         clock = str(measured.run.setting("share.exchange", "rounds"))
@@ -269,12 +263,14 @@ def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
         for one in found
         for kind, part in one.waits.items()
     }
-    for key, title, label, values in (
-        ("wall", "Wall time", "seconds, slowest agent, measuring left out", _of(found, "wall")),
-        ("waiting", "Who waits for others", "% of its time, measuring left out", waiting),
-        ("cpu", "CPU time", "CPU seconds of all agents", _of(found, "cpu")),
-        ("score", "Score", "mean score at the end", _of(found, "score")),
+    for key, title, label in (
+        ("wall", "Wall time", "seconds, slowest agent, measuring left out"),
+        ("waiting", "Who waits for others", "% of its time, measuring left out"),
+        ("cpu", "CPU time", "CPU seconds of all agents"),
+        ("score", "Score", "mean score at the end"),
     ):
+        values = {(one.hosts, one.clock): getattr(one, key, 0.0) for one in found}
+        values = waiting if key == "waiting" else values
         if not np.isfinite(list(values.values())).any():
             yield LeftOut(title, EVALUATE)
             continue
@@ -288,8 +284,3 @@ def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
         figure.name_rows(rows)
         figure.legend()
         yield figure
-
-
-def _of(found: Sequence[Mix], name: str) -> dict[tuple[str, str], float]:
-    """A number of each mix, by hosts and clock."""
-    return {(one.hosts, one.clock): getattr(one, name) for one in found}

@@ -1,6 +1,5 @@
 """The report of runs: one page with the answers on top, and its figures as files."""
 
-import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +29,6 @@ from canal_mpi.results.summary import count, percentages, seconds_by_part
 MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
 COMPARED = ("steps", "seconds", "waiting")
-ADVANTAGE = re.compile(r"TA(_mean)?\((\d+)%\)")  # time advantage, as the literature calls it
 CURVES = (
     "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
     "(circle) or from a lesson (diamond), with its score {}."
@@ -109,31 +107,12 @@ def shared(comparison: Comparison, group: Group) -> Card:
     words = f"{lessons} of {tasks} tasks were learnt from a lesson: {played:,.0f} steps played "
     words += f"where {full:,.0f} would have been without sharing."
     if base is None:
-        words += taught_words(group.runs[0])
         words += " Whether scores are as good, only a run with --share none beside it can tell."
         found = (ratio(full, played), nan, nan)
         return Card(question, times(found, "fewer steps", "more steps"), words)
     beside = Beside(group, base)
     answer = times(beside.steps, "fewer steps", "more steps")
     return Card(question, answer, f"Beside no sharing: {beside}. {words}", beside.tone)
-
-
-def taught_words(measured: Measured) -> str:
-    """How students did beside those who had played the same tasks."""
-    table, run = measured.run["tasks"], measured.run
-    levels = []
-    for source in ("lesson", "env"):
-        chosen = [
-            measured.learnt[run.agents.index(agent), run.tasks.index(task)]
-            for agent, task, how in table_rows(table, "agent", "task", "source")
-            if how == source and task in run.tasks
-        ]
-        levels.append(m.mean(chosen))
-    if np.isnan(levels).any():
-        return ""
-    told = [number(level) for level in levels]
-    when = scored(measured).capitalize()
-    return f" {when} students have {told[0]}, those who played a task {told[1]} (mean)."
 
 
 def scored(measured: Measured) -> str:
@@ -184,8 +163,7 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        words = figures.kept_needs(measured)
-        return Card(question, "not measured", f"{words[0].upper()}{words[1:]}.")
+        return Card(question, "not measured", f"I{figures.KEPT_NEEDS[1:]}.")
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
     lower = [measured.run.tasks[i] for i in tasks[sure < 0]]
@@ -278,7 +256,7 @@ def comparison_pictures(comparison: Comparison) -> Pictures:
 
 def page(comparison: Comparison) -> str:
     """The report as one HTML text."""
-    runs, hosts = _runs(comparison), mixes(comparison)
+    runs, hosts = comparison.runs, mixes(comparison)
     several, own = len(runs) > 1, runs if len(runs) <= MOST_RUNS else []
     prefixes = [f"run{k}-" * several for k in range(len(own))]
     return render(
@@ -298,12 +276,8 @@ def page(comparison: Comparison) -> str:
     )
 
 
-def _runs(comparison: Comparison) -> list[Measured]:
-    return [measured for group in comparison.groups for measured in group.runs]
-
-
 def _title(comparison: Comparison, hosts: Sequence[Mix]) -> str:
-    names, count = [group.label for group in comparison.groups], len(_runs(comparison))
+    names, count = [group.label for group in comparison.groups], len(comparison.runs)
     if hosts:
         return f"{len({one.hosts for one in hosts})} mixes of hosts"
     if len(names) == 2:
@@ -375,18 +349,12 @@ def _of_group(comparison: Comparison, group: Group) -> dict[str, float]:
         for name, it in parts[0].items()
     }
     spent = [costs(run.run) for run in group.runs]
-    more = comparison.versus(group).items()
     return (
         {"runs": len(group.runs)}
         | found
         | {f"{name} without measuring": m.mean([x[name] for x in spent]) for name in COMPARED}
-        | {ADVANTAGE.sub(_fewer_steps, name): value for name, value in more}
+        | comparison.versus(group)
     )
-
-
-def _fewer_steps(advantage: re.Match[str]) -> str:
-    base = "without sharing" if advantage[1] else "of one agent"
-    return f"× fewer steps to {advantage[2]} % of the score {base}"
 
 
 def table_rows(table: Columns, *names: str) -> list[tuple[Any, ...]]:
@@ -427,7 +395,7 @@ def write_report(
     files = {page_file: page(comparison).encode()}
     if figures:
         files |= comparison_pictures(comparison).files(figures)
-        for measured in _runs(comparison):
+        for measured in comparison.runs:
             files |= run_pictures(measured).files(figures, f"{file_name(measured.run.name)}-")
     for path, data in files.items():
         write_whole(path, data)

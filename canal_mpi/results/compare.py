@@ -20,6 +20,7 @@ from canal_mpi.results.measures import (
 from canal_mpi.results.reader import Run
 
 TOLD = (0.5, 0.8, 1.0)  # the p of TA(p)
+FEWER = "× fewer steps to {:.0f} % of the score {}"  # TA(p) in words
 NAMES = {"seed", "name", "preset", "report"}  # settings that don't make another experiment
 
 
@@ -150,6 +151,11 @@ class Comparison:
     experts: list[Measured] = field(default_factory=list)
 
     @property
+    def runs(self) -> list[Measured]:
+        """All runs, group by group."""
+        return [run for group in self.groups for run in group.runs]
+
+    @property
     def tasks(self) -> list[str]:
         """The tasks of all runs."""
         return self.groups[0].runs[0].run.tasks
@@ -172,7 +178,7 @@ class Comparison:
         return {
             "forward transfer": mean(forward_transfer(group.areas(), base.areas())),
             "probability of improvement": improvement(group.learnt, base.learnt),
-            **{f"TA_mean({part:.0%})": self.advantage(group, part) for part in TOLD},
+            **{FEWER.format(100 * p, "without sharing"): self.advantage(group, p) for p in TOLD},
         }
 
     def advantage(self, group: Group, part: float) -> float:
@@ -191,7 +197,7 @@ class Comparison:
         whole = group.whole and single.whole
         for part in TOLD:
             level = part * alone[1].max() if whole else float("nan")
-            found[f"TA({part:.0%})"] = time_advantage(level, *clock, *alone)
+            found[FEWER.format(100 * part, "of one agent")] = time_advantage(level, *clock, *alone)
         return found
 
     def _versus_experts(self, group: Group) -> dict[str, float]:
