@@ -149,7 +149,7 @@ def test_runs_that_differ_in_the_seed_are_one_group(tmp_path: Path) -> None:
     paths = [write_run(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     found = compare([load(path) for path in paths])
     assert [len(group.runs) for group in found.groups] == [3]
-    assert found.groups[0].learnt.shape == (6, 3)
+    assert found.groups[0].final.shape == (6, 3)
 
 
 def test_a_single_agent_gives_the_advantages_of_many(tmp_path: Path) -> None:

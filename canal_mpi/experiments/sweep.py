@@ -21,7 +21,7 @@ from canal_mpi.experiments.points import (
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, emulated, is_here, read_hosts, total
 from canal_mpi.report.figures import mixes
-from canal_mpi.report.report import Beside, comparison_pictures, fastest, waiting, write_report
+from canal_mpi.report.report import Beside, answers, comparison_pictures, unlike, write_report
 from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured, compare, scale_for
 from canal_mpi.results.files import file_name, write_whole
@@ -154,9 +154,10 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     notes = [f"Table:   {folder / 'table.csv'}"]
     try:
         write_report([folder / name for name in runs], folder / "report.html")
-        if hosts := mixes(compare(list(runs.values()))):
-            cards = (fastest(hosts), waiting(hosts))
-            notes[:0] = [f"{card.question} {card.answer}. {card.words}" for card in cards]
+        comparison = compare(list(runs.values()))
+        if hosts := mixes(comparison):
+            told = [f"{it.question} {it.answer}. {it.words}" for it in answers(comparison)[:2]]
+            notes = [*told, *unlike(comparison.groups, hosts), *notes]
         return [*notes, f"Report:  {folder / 'report.html'}"]
     except UsageError as error:  # runs of other tasks are no comparison, but each is there
         return [*notes, f"No report: {error}"]

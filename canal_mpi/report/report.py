@@ -264,7 +264,7 @@ def page(comparison: Comparison) -> str:
         title=_title(comparison, hosts),
         comparison=comparison,
         cards=answers(comparison),
-        notes=[*_unlike(comparison.groups, hosts), *_notes(runs)],
+        notes=[*unlike(comparison.groups, hosts), *_notes(runs)],
         shown=comparison_pictures(comparison),
         mixes=sorted(hosts, key=lambda one: one.wall),
         compared=compared(comparison),
@@ -285,7 +285,7 @@ def _title(comparison: Comparison, hosts: Sequence[Mix]) -> str:
     return names[0] if count == 1 else f"{count} runs compared"
 
 
-def _unlike(groups: Sequence[Group], found: Sequence[Mix]) -> Iterator[str]:
+def unlike(groups: Sequence[Group], found: Sequence[Mix]) -> Iterator[str]:
     """What keeps runs from being compared by their times alone."""
     if len(agents := sorted({group.agents for group in groups})) > 1:
         yield f"Not the same work: runs have {agents[0]} to {agents[-1]} agents."

@@ -101,14 +101,9 @@ class Group:
         return len(self.runs[0].run.agents)
 
     @property
-    def learnt(self) -> Array:
-        """[agent of any run, task]: scores right after each task."""
-        return np.concatenate([run.learnt for run in self.runs])
-
-    @property
-    def whole(self) -> bool:
-        """Whether every run has all evaluations."""
-        return all(run.whole for run in self.runs)
+    def final(self) -> Array:
+        """[agent of any run, task]: scores at the end."""
+        return np.concatenate([run.final for run in self.runs])
 
     def progress(self, whole: bool) -> tuple[Array, Array]:
         """Steps of all agents, and [run, after_round] mean scores over agents and tasks.
@@ -163,7 +158,7 @@ class Comparison:
     @property
     def whole(self) -> bool:
         """Whether every run has all evaluations."""
-        return all(group.whole for group in self.groups)
+        return all(run.whole for run in self.runs)
 
     def versus(self, group: Group) -> dict[str, float]:
         """What a group gains over the baseline, the single agent and the experts."""
@@ -177,7 +172,7 @@ class Comparison:
     def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
         return {
             "forward transfer": mean(forward_transfer(group.areas(), base.areas())),
-            "probability of improvement": improvement(group.learnt, base.learnt),
+            "probability of improvement": improvement(group.final, base.final),
             **{FEWER.format(100 * p, "without sharing"): self.advantage(group, p) for p in TOLD},
         }
 
@@ -194,7 +189,7 @@ class Comparison:
         instant, total = learning_advantage(group.runs[0].P, single.runs[0].P)
         found = {"ILA": float(instant[-1]), "TLA": float(total[-1])}
         clock, alone = group.clock(), single.clock()
-        whole = group.whole and single.whole
+        whole = all(run.whole for run in (*group.runs, *single.runs))
         for part in TOLD:
             level = part * alone[1].max() if whole else float("nan")
             found[FEWER.format(100 * part, "of one agent")] = time_advantage(level, *clock, *alone)
