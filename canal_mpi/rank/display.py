@@ -331,7 +331,7 @@ def greeting(
         f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
         f"seed {job.seed} · {count(len(plan.orders[0]), 'task')} × {job.train.steps:,} steps · "
         f"replay {replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent"
-        f" · {_guess(world, plan)}{plan.folder}"
+        f" · {_guess(world, plan)}{short_path(plan.folder)}"
     )
     if world.launcher is None:
         yield (

@@ -112,7 +112,8 @@ def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
 def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = False) -> str:
     """Lines as a terminal of that width shows them; in front of the last one a bar, if any.
 
-    What is too long is cut, or goes on in the next line where the terminal may `wrap` it.
+    What is too long is cut, or goes on in the next line where it may `wrap`: commands, which
+    stand far in, wherever the line ends, so that they can be copied; other lines between words.
     """
     from rich.console import Console
     from rich.progress_bar import ProgressBar
@@ -122,14 +123,15 @@ def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = F
     console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
     above = lines if isnan(done) else lines[:-1]
     with console.capture() as shown:
-        text, cut = "\n".join(above), None if wrap else True
-        console.print(text, markup=False, no_wrap=cut, soft_wrap=wrap, crop=not wrap)
+        for line in above:
+            command = wrap and line.startswith("   ")
+            console.print(line, markup=False, no_wrap=not wrap, soft_wrap=command, crop=not wrap)
         if not isnan(done):
-            line = Table.grid(padding=(0, 1))
-            line.add_column(width=24)
-            line.add_column(no_wrap=True, overflow="crop")
-            line.add_row(ProgressBar(1.0, done), Text(lines[-1].strip()))
-            console.print(line)
+            last = Table.grid(padding=(0, 1))
+            last.add_column(width=24)
+            last.add_column(no_wrap=True, overflow="crop")
+            last.add_row(ProgressBar(1.0, done), Text(lines[-1].strip()))
+            console.print(last)
     return shown.get().rstrip("\n")
 
 
