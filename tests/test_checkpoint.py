@@ -1,5 +1,6 @@
 """Checkpoints: when they are written, which are kept, and what happens when one can't be."""
 
+import resource
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from canal_mpi.errors import Stopped, StorageError
 from canal_mpi.interfaces import Columns
-from canal_mpi.results import checkpoint, files
+from canal_mpi.results import checkpoint
 from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, marks, survey, tidy
 from canal_mpi.results.files import read_arrays
 from canal_mpi.settings import CheckpointConfig
@@ -84,23 +85,23 @@ def test_a_stop_saves_first(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_a_checkpoint_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keeper = saver(tmp_path, every=1)
     keeper.start(state)
-
-    def full(path: Path, data: bytes) -> None:
-        raise StorageError(f"can't write {path} ({len(data)} bytes): No space left on device;")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "write_whole", full)
-        for _ in range(3):
-            keeper.turn(1, state)
-        told = capsys.readouterr().err
-        assert told.count("canal-mpi: warning: agent 3: can't write") == 1
-        assert "No space left" in told
-        with pytest.raises(StorageError):
-            keeper.start(partial(state, 2))  # nobody could go back to round 2
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for limit in (100, 1000, 2000):  # inside the first block, the arrays, what HDF5 writes at last
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+        try:
+            for _ in range(3):
+                keeper.turn(1, state)
+            told = capsys.readouterr().err
+            assert told.count("canal-mpi: warning: agent 3: can't write") == (limit == 100), limit
+            assert "File too large" in told or limit > 100
+            with pytest.raises(StorageError):
+                keeper.start(partial(state, 2))  # nobody could go back to round 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert kept(tmp_path) == [(1, 1)]
     keeper.start(partial(state, 2))
     assert kept(tmp_path) == [(1, 1), (2, 2)]

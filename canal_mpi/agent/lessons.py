@@ -23,7 +23,6 @@ from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import (
     Need,
     Policy,
-    choose,
     cut,
     join,
     one_after_another,
@@ -109,7 +108,7 @@ class Sharing:
         self.record.phase("saving")
         rows: Columns = {"action": np.zeros(0)}
         if len(replay.own):
-            rows = choose(replay.own.export_all(), self.job.share.rows)
+            rows = replay.own.export(self.job.share.rows)
             network = learner.get_weights() if self.job.reuse.network else {}
             self._save(rows, network)
         self.record.phase("exchanging")

@@ -166,12 +166,12 @@ def one_after_another(parts: list[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def choose(rows: Columns, most: int, rng: np.random.Generator | None = None) -> Columns:
-    """At most `most` of the rows, in whole segments: the newest ones, or drawn by `rng`."""
+def choose(rows: Columns, most: int, rng: np.random.Generator) -> Columns:
+    """At most `most` of the rows, in whole segments, drawn by `rng`."""
     if len(rows["flags"]) <= most:
         return rows
     pieces = cut(rows["flags"], min(LENGTH, most - 1)) if most > 1 else []
-    order = rng.permutation(len(pieces)) if rng else np.arange(len(pieces))[::-1]
+    order = rng.permutation(len(pieces))
     sizes = np.array([b - a + 1 for a, b in pieces], dtype=np.int64)[order]
     fitting = order[np.cumsum(sizes) <= most]
     return join(rows, [pieces[k] for k in sorted(fitting.tolist())])

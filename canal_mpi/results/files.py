@@ -1,6 +1,6 @@
 """Files of a run: never torn, and read only after their kind, size and checksum were checked.
 
-HDF5 files are built in memory with their SHA-256 in front; any HDF5 reader opens them. h5py is
+HDF5 files have their SHA-256 in front; any HDF5 reader opens them. h5py is
 loaded by the first function that needs it: `canal-mpi ls` and `--help` do without.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -47,11 +47,16 @@ class ForeignFile(DamagedData):
 
 def write_whole(path: Path, data: bytes) -> None:
     """Replace a file by these bytes; after a crash either the old or the new one is there."""
+    replace_file(path, lambda file: file.write(data))
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file by what `write` writes; after a crash either the old or the new is there."""
     temporary = path.with_name(temporary_name(path.name))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
+        with temporary.open("w+b") as file:
+            write(file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -64,8 +69,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise StorageError(
-            f"can't write {path} ({len(data)} bytes): {error.strerror}; "
-            "what was there before is whole."
+            f"can't write {path}: {error.strerror}; what was there before is whole."
         ) from error
 
 
@@ -344,27 +348,40 @@ def attributes_of(item: Any, where: Path | str) -> dict[str, Any]:
 
 def image(fill: Callable[[Any], None]) -> bytes:
     """The bytes of an HDF5 file that `fill` writes, with the checksum in its user block."""
+    memory = io.BytesIO()
+    write_hdf5(memory, fill)
+    return memory.getvalue()
+
+
+def write_hdf5(file: Any, fill: Callable[[Any], None]) -> None:
+    """Write an HDF5 file that `fill` fills, with the checksum in its user block."""
     import h5py
 
-    memory = io.BytesIO()
-    with h5py.File(memory, "w", userblock_size=BLOCK, libver=("earliest", "v110")) as file:
-        fill(file)
-    body = memory.getvalue()[BLOCK:]
-    front = MAGIC + len(body).to_bytes(8, "little") + hashlib.sha256(body).digest()
-    return front.ljust(BLOCK, b"\0") + body
+    with h5py.File(file, "w", userblock_size=BLOCK, libver=("earliest", "v110")) as made:
+        fill(made)
+    file.seek(BLOCK)
+    total, length = hashlib.sha256(), 0
+    while part := file.read(1 << 20):
+        total.update(part)
+        length += len(part)
+    file.seek(0)
+    file.write((MAGIC + length.to_bytes(8, "little") + total.digest()).ljust(BLOCK, b"\0"))
 
 
 def write_arrays(
     path: Path, columns: Columns, attributes: dict[str, Any], pack: bool = True
 ) -> None:
-    """A file of named arrays; unpacked they take a tenth of the time to write."""
+    """A file of named arrays; unpacked they take a tenth of the time to write.
+
+    It is made on the disk: a replay buffer may be most of a small device's memory.
+    """
 
     def fill(file: Any) -> None:
         file.attrs.update(attributes)
         for name, column in columns.items():
             write_dataset(file, name, column, pack)
 
-    write_whole(path, image(fill))
+    replace_file(path, lambda file: write_hdf5(file, fill))
 
 
 def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
@@ -385,5 +402,6 @@ def digest(columns: Columns) -> str:
     """SHA-256 of the names, types, shapes and values of arrays, however a file packs them."""
     total = hashlib.sha256()
     for name, column in sorted(columns.items()):
-        total.update(f"{name} {column.dtype.str} {column.shape}\n".encode() + column.tobytes())
+        total.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
+        total.update(np.ascontiguousarray(column).data)
     return total.hexdigest()
