@@ -5,6 +5,7 @@ Each loads what it needs when it is called: help loads neither numpy nor torch n
 
 import os
 import re
+import shlex
 import sys
 import traceback
 from contextlib import suppress
@@ -108,11 +109,49 @@ class GroupedCommands(click.Group):
                 formatter.write_dl(rows, col_max=12)
 
 
+def install_completion(context: click.Context, option: click.Parameter, shell: str | None) -> None:
+    """Let a shell complete commands, options and their values from its next start on."""
+    from click.shell_completion import get_completion_class
+
+    from canal_mpi.results.files import write_whole
+
+    if shell is None:
+        return
+    shell = Path(os.environ.get("SHELL", "")).name if shell == "auto" else shell
+    kind = get_completion_class(shell)
+    if kind is None:
+        raise UsageError(f"--install-completion: found '{shell}'; expected bash, zsh or fish.")
+    script = kind(context.command, {}, "canal-mpi", "_CANAL_MPI_COMPLETE").source()
+    settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    if shell == "fish":  # it reads every file of this folder
+        path = settings / "fish" / "completions" / "canal-mpi.fish"
+    else:
+        path = settings / "canal-mpi" / f"completion.{shell}"
+        start, line = Path.home() / f".{shell}rc", f". {shlex.quote(str(path))}"
+        before = start.read_text() if start.exists() else ""
+        if line not in before.splitlines():
+            with start.open("a") as file:
+                file.write(f"\n{line}\n")
+    write_whole(path, script.encode())
+    click.echo(f"{shell} completes canal-mpi from its next start on ({path}).")
+    context.exit()
+
+
 @click.group(
     cls=GroupedCommands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="canal-mpi")
+@click.option(
+    "--install-completion",
+    metavar="[bash|zsh|fish]",
+    is_flag=False,
+    flag_value="auto",
+    is_eager=True,
+    expose_value=False,
+    callback=install_completion,
+    help="Let your shell complete commands and options.",
+)
 def cli() -> None:
     """Lifelong reinforcement learning agents that share what they learnt, on MPI.
 

@@ -6,6 +6,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch import ROOT, Result, environment, run
@@ -84,6 +85,21 @@ def test_shells_complete_commands_options_and_values() -> None:
         done = run(["canal-mpi"], _CANAL_MPI_COMPLETE=f"{shell}_source")
         assert done.code == 0
         assert "canal-mpi" in done.out
+
+
+def test_completion_is_installed_once_and_takes_nothing_away(tmp_path: Path) -> None:
+    (tmp_path / ".bashrc").write_text("alias x=y")
+    home: dict[str, Any] = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": "", "SHELL": "/bin/bash"}
+    for words in ([], ["bash"], ["zsh"], ["fish"]):
+        done = run(["canal-mpi", "--install-completion", *words], **home)
+        assert done.code == 0, done.err
+    shown = run(["bash", "-ic", "complete -p canal-mpi; alias x"], **home)
+    assert "-F _canal_mpi_completion canal-mpi\nalias x='y'" in shown.out, shown.err
+    for shell in ("bash", "zsh"):
+        assert (tmp_path / f".{shell}rc").read_text().count("canal-mpi") == 1
+    assert (tmp_path / ".config/fish/completions/canal-mpi.fish").stat().st_size
+    done = run(["canal-mpi", "--install-completion"], **home | {"SHELL": "/bin/tcsh"})
+    assert (done.code, "found 'tcsh'; expected bash, zsh or fish" in done.err) == (2, True)
 
 
 def test_the_citation_is_of_this_version() -> None:
