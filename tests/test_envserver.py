@@ -56,18 +56,19 @@ def test_agents_learn_the_same_bits_wherever_their_environments_run(tmp_path: Pa
 
 
 @pytest.mark.atari
-def test_atari_on_a_server_gives_the_bits_of_atari_at_home(tmp_path: Path) -> None:
-    for obs, learner in (("ram", "dqn"), ("pixels", "plugins:Linear")):
-        what = ("--obs", obs, "--set", f"learn.algorithm={learner}", "--envs-per-agent", "2")
-        common = ("train", *ATARI, *SHORT, *what)
-        local, remote = tmp_path / f"{obs}-local", tmp_path / f"{obs}-remote"
-        compiled = {"NUMBA_DISABLE_JIT": "0"}  # Python would copy pixels one by one
-        assert mpirun(2, *common, "--out", str(local), **compiled).code == 0
-        result = mpirun(3, *common, "--env-server", "--out", str(remote), **compiled)
-        assert result.code == 0, result.err
-        same_bits(local, remote, 2)
-        with h5py.File(local / "run.h5") as file:
-            assert set(file["tasks/env_steps"][()].tolist()) & {60}
+@pytest.mark.parametrize("obs", ["ram", pytest.param("pixels", marks=pytest.mark.long)])
+def test_atari_on_a_server_gives_the_bits_of_atari_at_home(obs: str, tmp_path: Path) -> None:
+    learner = {"ram": "dqn", "pixels": "plugins:Linear"}[obs]
+    what = ("--obs", obs, "--set", f"learn.algorithm={learner}", "--envs-per-agent", "2")
+    common = ("train", *ATARI, *SHORT, *what)
+    local, remote = tmp_path / "local", tmp_path / "remote"
+    compiled = {"NUMBA_DISABLE_JIT": "0"}  # Python would copy pixels one by one
+    assert mpirun(2, *common, "--out", str(local), **compiled).code == 0
+    result = mpirun(3, *common, "--env-server", "--out", str(remote), **compiled)
+    assert result.code == 0, result.err
+    same_bits(local, remote, 2)
+    with h5py.File(local / "run.h5") as file:
+        assert set(file["tasks/env_steps"][()].tolist()) & {60}
 
 
 TROUBLE = {
