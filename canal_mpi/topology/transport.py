@@ -180,8 +180,9 @@ class MpiTransport(Transport):
     """Carries the messages of an exchange, over a communicator of its own."""
 
     def __init__(self, comm: MPI.Intracomm, idle: Idle, limit: int) -> None:
-        with deadline():
-            own = comm.copy() if isinstance(comm, ShrunkComm) else comm.Dup()
+        own, made = MPI.Intracomm(comm).Idup()
+        PolledComm(comm, idle).wait(made.Test, -1, "the start")  # Dup would be silent meanwhile
+        own = ShrunkComm(own, comm.numbers) if isinstance(comm, ShrunkComm) else own
         self._comm, self.limit = PolledComm(own, idle), limit
 
     def send(self, to: int, message: Message) -> None:
@@ -266,10 +267,6 @@ class ShrunkComm(MPI.Intracomm):
         if found is not None:
             status.Set_source(self.numbers[status.Get_source()])
         return found
-
-    def copy(self) -> "ShrunkComm":
-        """The same members, whose messages can't be mixed up with those of this one."""
-        return ShrunkComm(MPI.Intracomm(self).Dup(), self.numbers)
 
 
 def shrunk(
