@@ -11,11 +11,14 @@ import select
 import signal
 import socket
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from math import inf
 from pathlib import Path
+from threading import Timer
 from time import monotonic, sleep
 
+from canal_mpi.errors import ProtocolError
 from canal_mpi.launcher import Launcher, detect
 
 GOODBYE, MUTE, LIMIT, ALIVE, DEATH = "goodbye", "mute", "limit", "alive", "death"
@@ -41,6 +44,25 @@ def start_reporter(alone: bool = False) -> "DeathReporter":
     return _reporters[0]
 
 
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """For calls inside which MPI would wait for a silent rank for ever: they end this rank."""
+
+    def end() -> None:
+        reporter = start_reporter()
+        waited = f"{reporter.who} has waited {seconds:.0f} s for the others inside MPI"
+        reporter.set_message(f"{waited}: one of them hangs.")
+        os._exit(ProtocolError.code)
+
+    timer = Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 class DeathReporter:
     """The rank's end of the pipe to its helper, if it has one."""
 
@@ -48,6 +70,7 @@ class DeathReporter:
         self._job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}" if launcher else ""
         self._claimed: socket.socket | None = None
         self._write = -1
+        self.who = f"rank {launcher.rank if launcher else 0} on {socket.gethostname()}"
         if launcher is None and not alone:
             return
         (read, self._write), parent = os.pipe(), os.getppid()
@@ -55,8 +78,7 @@ class DeathReporter:
         sys.stderr.flush()
         if os.fork() == 0:
             os.close(self._write)
-            who = f"rank {launcher.rank if launcher else 0} on {socket.gethostname()}"
-            Helper(read, self._job, who, os.getppid(), parent if launcher else 0).watch()
+            Helper(read, self._job, self.who, os.getppid(), parent if launcher else 0).watch()
         os.close(read)
         os.set_inheritable(self._write, False)
 

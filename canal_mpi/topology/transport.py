@@ -3,13 +3,10 @@
 Only buffers travel (upper-case calls): the lower-case ones pickle.
 """
 
-import signal
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from time import monotonic, sleep
 from typing import Any
 
@@ -26,21 +23,9 @@ HEAD = struct.Struct("<8sHQ")  # magic, bytes of the header, of the data
 MAGIC = b"CANALMSG"
 EXCHANGE_HEADER = struct.Struct("<Biii")  # kind, donor, its round, sender's round
 DRAIN_LIMIT = 1 << 36  # what is read and thrown away to stay in step with a refused message
-COLLECTIVE = 120  # seconds
 SHORTEST, LONGEST = 50e-6, 0.02  # seconds of a sleep while waiting
 ANY_SOURCE, ANY_TAG = MPI.ANY_SOURCE, MPI.ANY_TAG
 Idle = Callable[[int, str], None]
-
-
-@contextmanager
-def deadline(seconds: float = COLLECTIVE) -> Iterator[None]:
-    """For MPI's collective calls, which would wait for a silent rank for ever: SIGALRM ends us."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(ceil(seconds))
-    try:
-        yield
-    finally:
-        signal.alarm(0)
 
 
 @dataclass
@@ -269,23 +254,19 @@ class ShrunkComm(MPI.Intracomm):
         return found
 
 
-def shrunk(
-    comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | None, seconds: float
-) -> ShrunkComm:
+def shrunk(comm: MPI.Intracomm, numbers: Sequence[int], inner: MPI.Intracomm | None) -> ShrunkComm:
     """The living members of a communicator; all others are made to notice, also in `inner`."""
     for one in (comm, inner):
         if one is not None:
             one.Revoke()
-    with deadline(seconds):
-        new = MPI.Intracomm(MPI.Intracomm(comm).Shrink())
+    new = MPI.Intracomm(MPI.Intracomm(comm).Shrink())
     places = MPI.Group.Translate_ranks(new.Get_group(), None, comm.Get_group())
     return ShrunkComm(new, [numbers[place] for place in places])
 
 
-def split(comm: ShrunkComm, agents: int, seconds: float) -> ShrunkComm:
+def split(comm: ShrunkComm, agents: int) -> ShrunkComm:
     """The part of the living on this side of a number: the agents, or the env servers after."""
     is_env_server = comm.Get_rank() >= agents
-    with deadline(seconds):
-        part = MPI.Intracomm(comm).Split(int(is_env_server), comm.ranks[comm.Get_rank()])
+    part = MPI.Intracomm(comm).Split(int(is_env_server), comm.ranks[comm.Get_rank()])
     numbers = [number for number in comm.numbers if (number >= agents) == is_env_server]
     return ShrunkComm(MPI.Intracomm(part), numbers)
