@@ -21,7 +21,7 @@ from canal_mpi.rank.plan import Device, Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Mark
 from canal_mpi.results.progress import duration, progress_lines
-from canal_mpi.results.status import run_status
+from canal_mpi.results.status import run_lines, run_status
 from canal_mpi.results.store import Rows, RunInfo, Store
 from canal_mpi.results.summary import Took, percentages, ranges, summary, time_line
 
@@ -350,6 +350,9 @@ def test_a_round_is_told_in_words_that_make_sense() -> None:
         "1 agent played, 1 agent learnt from 1 lesson, 2.1 MB"
     )
     assert round_words(5, 0, 0, 0, 0) == "5 agents played"
+    assert round_words(6, 3, 3, 12_300, 180_000, tasks=True) == (
+        "6 played, 3 learnt from 3 lessons, 12 kB packed from 0.2 MB"
+    )
 
 
 def test_with_the_free_clock_all_tasks_that_are_done_are_counted(
@@ -357,7 +360,32 @@ def test_with_the_free_clock_all_tasks_that_are_done_are_counted(
 ) -> None:
     shown = view(tmp_path, exchange="free")
     shown.round_done(1)
-    assert "4 of 4 tasks: 2 agents played, 2 agents learnt from 1 lesson" in capsys.readouterr().out
+    assert "4 of 4 tasks: 2 played, 2 learnt from 1 lesson, 2.0 MB" in capsys.readouterr().out
+
+
+def test_scores_that_come_after_the_last_round_are_in_the_status_and_the_list(
+    tmp_path: Path,
+) -> None:
+    for exchange in ("rounds", "free"):
+        folder, rows = tmp_path / exchange, Rows()
+        folder.mkdir()
+        shown = view(folder, exchange=exchange)
+        shown.store.clear()
+        for agent, task in ((0, "Krull"), (0, "CartPole-v1"), (1, "Krull")):
+            learnt(rows, agent, 1, task, "", nan)
+        shown.store.append(rows.take(), 0)
+        shown.round_done(1)
+        assert shown.facts("running")["mean_hns"] is None
+        for agent, score in ((0, 2665.5), (1, 1598.0)):  # a human, and random play
+            place: dict[str, Any] = {"agent": agent, "after_round": 2, "task": "Krull"}
+            rows.add("evaluation", **place, episode=0, score=score, length=9, seconds=0.0)
+        shown.store.append(rows.take(), 0)
+        shown.end("finished")
+        seen = run_status(folder)
+        assert seen.facts["mean_hns"] == pytest.approx(0.5)
+        (folder / "job.toml").write_text("[evaluation]\nmax_steps = 3000\n")
+        (folder / "run.h5").touch()
+        assert " 50.0%" in run_lines([run_status(folder)])[1]
 
 
 def test_a_finished_run_is_at_its_last_round_whatever_was_heard_last(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from canal_mpi.rank.plan import Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
+from canal_mpi.results.measures import mean
 from canal_mpi.results.progress import coloured, duration, progress_lines, remaining
 from canal_mpi.results.store import Store
 from canal_mpi.results.summary import Took, count, summary
@@ -163,28 +164,31 @@ class Display:
         self._writing = seconds
         if not round_:
             return
+        self._score()
         free = self.job.share.free
         ledger, tasks = self.store.table("exchange"), self.store.table("tasks")
-        pairs = zip(tasks["task"], tasks["score"], strict=True)
-        self._mean_hns = float(np.mean([human_normalised(t.decode(), s) for t, s in pairs]))
         here, now = (free | (table["round"] == round_) for table in (ledger, tasks))
         lessons, refused = (here & (ledger["kind"] == kind) for kind in (b"lesson", b"refusal"))
         played, taught = (int((now & (tasks["source"] == s)).sum()) for s in (b"env", b"lesson"))
-        count, sizes = (
-            int(lessons.sum()),
-            [ledger[n][lessons].sum() for n in ("bytes", "raw_bytes")],
-        )
+        count = int(lessons.sum())
+        size, raw = (int(ledger[n][lessons].sum()) for n in ("bytes", "raw_bytes"))
         where = f"{len(now)} of {self.rounds * len(self.hosts)} tasks" if free else ""
         where = where or f"round {round_}/{self.rounds}"
-        self._note = f"{where}: {round_words(played, taught, count, *sizes)}"
+        self._note = f"{where}: {round_words(played, taught, count, size, raw, free)}"
         for k in np.flatnonzero(refused & (ledger["round"] == round_)):
             reason = ledger["reason"][k].decode()
             self.say(
                 f"agent {ledger['to'][k]} refused a lesson of agent {ledger['donor'][k]}: {reason}"
             )
-        self.event("round", round=round_, played=played, lessons=count, bytes=int(sizes[0]))
+        self.event("round", round=round_, played=played, lessons=count, bytes=size)
         if not self._terminal:
             self.say(f"{self._note} · {remaining(self._left())}")
+
+    def _score(self) -> None:
+        """The mean of the tasks' scores so far."""
+        tasks = self.store.table("tasks")
+        pairs = zip(tasks["task"], tasks["score"], strict=True)
+        self._mean_hns = mean([human_normalised(t.decode(), s) for t, s in pairs])
 
     def facts(self, status: str) -> dict[str, Any]:
         """What status.json tells, and what the table is drawn from."""
@@ -223,6 +227,7 @@ class Display:
             self.round_done(
                 self.rounds, self._writing
             )  # rows of others came after rank 0's own last round
+        self._score()  # evaluations may come after the last round
         self.write_status(status)
         self.event(status, **facts)
 
@@ -283,14 +288,24 @@ class Trackers:
         return "its log is gone"
 
 
-def round_words(played: int, taught: int, lessons: int, size: int, raw: int) -> str:
-    """What agents did in a round: `2 agents played, 3 agents learnt from 9 lessons, 1.1 MB …`."""
-    parts = [f"{count(played, 'agent')} played"] if played or not taught else []
+def round_words(
+    played: int, taught: int, lessons: int, size: int, raw: int, tasks: bool = False
+) -> str:
+    """What agents did in a round: `2 agents played, 3 agents learnt from 9 lessons, 1.1 MB …`.
+
+    Where tasks are counted, `2 played, 3 learnt …`: agents have several.
+    """
+    who = [str(number) if tasks else count(number, "agent") for number in (played, taught)]
+    parts = [f"{who[0]} played"] if played or not taught else []
     if taught:
-        parts.append(f"{count(taught, 'agent')} learnt from {count(lessons, 'lesson')}")
-        packed = f" packed from {raw / 1e6:.1f} MB" if size < raw else ""
-        parts.append(f"{size / 1e6:.1f} MB{packed}")
+        parts.append(f"{who[1]} learnt from {count(lessons, 'lesson')}")
+        packed = f" packed from {_bytes(raw)}" if size < raw else ""
+        parts.append(f"{_bytes(size)}{packed}")
     return ", ".join(parts)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
 
 
 def _doing(p: Progress) -> str:
