@@ -251,6 +251,16 @@ def test_a_run_without_a_job_says_at_the_start_how_long_it_will_take(
     assert 0.01 < core_speed() < 100
 
 
+def test_the_time_from_pixels_is_estimated_too_and_grows_with_its_updates(tmp_path: Path) -> None:
+    found = []
+    for flags in ({}, {"learn.batch_size": 64}, {"learn.device": "cuda"}):
+        job = config.resolve(flags, "pixels", environ={})
+        work = Workload(Plan(job, tmp_path, "x", 0, [["Pong"]], []))
+        found.append((work.known, work.seconds(1, [1.0]) / 60))
+    assert [known for known, _ in found] == [True, True, False]
+    assert 9 < found[0][1] < 18 and 1.7 < found[1][1] / found[0][1] < 2
+
+
 def test_without_a_terminal_there_is_a_line_now_and_then(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,6 +30,7 @@ DISTILL = 0.75  # imitating until it no longer improves, against the most update
 EVALUATED = 700e-6  # a step of an evaluation
 EPISODE = 1000  # steps of an evaluation episode
 START = 10.0  # until all ranks are there
+PIXELS_STEP, PIXELS_UPDATE = 1.5e-3, 55e-3  # with the cnn and a batch of 32, roughly
 
 
 @dataclass(frozen=True)
@@ -217,19 +218,20 @@ class Workload:
     """
 
     def __init__(self, plan: Plan) -> None:
-        job, learnt, update = plan.job, set[str](), update_seconds(plan.job)
+        job, learnt, (step, update) = plan.job, set[str](), step_seconds(plan.job)
         self.rounds = np.zeros((len(plan.orders), len(plan.orders[0])))  # [agent, round - 1]
         for r, tasks in enumerate(zip(*plan.orders, strict=True)):
-            play = job.train.steps * (STEP + job.learn.updates_per_step * update)
-            self.rounds[:, r] = [_taught(job, update) if t in learnt else play for t in tasks]
+            play = job.train.steps * (step + job.learn.updates_per_step * update)
+            self.rounds[:, r] = [_taught(job, step, update) if t in learnt else play for t in tasks]
             learnt.update(tasks if plan.edges else ())
         count = self.rounds.shape[1]
         final, all_ = count, (count + 1) * len(job.tasks)
         networks = {"final": final, "after": 2 * final, "all": all_}[job.evaluation.tasks]
         steps = job.evaluation.episodes * min(job.evaluation.max_steps, EPISODE)
-        self.evaluation = networks * steps * EVALUATED
-        usual = job.learn.algorithm == "dqn" and job.learn.network == "mlp"
-        self.known = usual and job.task.obs == "ram"  # whether the speeds above hold
+        self.evaluation = networks * steps * EVALUATED * step / STEP
+        kind = (job.learn.network, job.task.obs, job.learn.device)
+        usual = kind[:2] == ("mlp", "ram") or kind == ("cnn", "pixels", "cpu")
+        self.known = usual and job.learn.algorithm == "dqn"  # whether the speeds above hold
 
     def seconds(self, cores: float, speeds: Sequence[float]) -> float:
         """How long it takes on so many cores, for agents at these parts of full speed."""
@@ -250,12 +252,15 @@ class Workload:
         return done / total if total else 0.0
 
 
-def update_seconds(job: Job) -> float:
-    """Seconds that an update takes, with those on old tasks that come with it."""
+def step_seconds(job: Job) -> tuple[float, float]:
+    """Seconds of a step without learning; of an update, with those on old tasks beside it."""
+    old = job.rehearsal.ratio if job.rehearsal.rows else 0.0
+    if job.learn.network == "cnn":
+        return PIXELS_STEP, PIXELS_UPDATE * job.learn.batch_size / 32 / (1 - old)
     sides = (128 * job.task.frame_stack, *job.learn.widths, 18)
     work = sum(a * b for a, b in pairwise(sides)) * job.learn.batch_size
     usual = (128 * 128 + 128 * 128 + 128 * 18) * 128
-    return UPDATE * (FIXED + (1 - FIXED) * work / usual) / (1 - job.rehearsal.ratio)
+    return STEP, UPDATE * (FIXED + (1 - FIXED) * work / usual) / (1 - old)
 
 
 def core_speed() -> float:
@@ -272,10 +277,10 @@ def core_speed() -> float:
     return PRODUCT / float(np.median(took))
 
 
-def _taught(job: Job, update: float) -> float:
+def _taught(job: Job, step: float, update: float) -> float:
     """Seconds of learning a task from a lesson."""
     reuse, steps = job.reuse, job.train.steps
     own = reuse.steps * steps if reuse.mode != "replay" else 0.0
     teaches = reuse.mode in ("distill", "adopt")
     updates = DISTILL * reuse.pretrain_updates * steps if teaches else steps * (own == 0)
-    return own * (STEP + job.learn.updates_per_step * update) + updates * update
+    return own * (step + job.learn.updates_per_step * update) + updates * update
