@@ -29,6 +29,7 @@ from canal_mpi.report.statistics import busy_seconds
 from canal_mpi.results.compare import Comparison, compare
 from canal_mpi.results.reader import load
 
+GYM = ("CartPole-v1", "Acrobot-v1", "MountainCar-v0")
 VOID = {"meta", "link", "br", "i"}
 
 
@@ -257,6 +258,41 @@ def test_a_comparison_tells_scores_steps_and_time_in_one_sentence(tmp_path: Path
 def test_a_short_run_that_learnt_nothing_is_told_without_alarm(tmp_path: Path) -> None:
     card = answers(compare([load(write_run(tmp_path / "a", score=lambda *_: -1e4))]))[0]
     assert (card.answer, card.tone) == ("better on 0 of 3", "")
+
+
+def at_the_end(agent: int, after: int, task: str) -> float:
+    return -100.0 if after else nan  # an episode of 100 steps, whoever plays
+
+
+def test_evaluations_that_were_cut_are_not_compared_with_whole_episodes(tmp_path: Path) -> None:
+    """A training episode of 500 steps with -500 is no worse than one that was cut after 100."""
+    runs = [load(write_run(tmp_path / name, GYM, score=at_the_end, max_steps=100)) for name in "ab"]
+    for run in runs:
+        run["episodes"]["return"][:] = -500.0
+    card = answers(compare(runs[:1]))[0]
+    assert card.answer == "not known yet" and card.tone == ""
+    assert card.words == "Left out: 3 tasks with evaluations cut after 100 steps."
+    table = runs[1]["episodes"]
+    short, none = (table["task"] == name for name in GYM[:2])
+    table["length"][short] = 100
+    table["task"][none] = "another"
+    card = answers(compare(runs[1:]))[0]
+    assert card.answer == "better on 1 of 1"
+    why = (
+        "1 task with evaluations cut after 100 steps, 1 task without a training episode that ended"
+    )
+    assert card.words.endswith(f" Left out: {why}.")
+
+
+def test_a_run_says_what_its_scores_wait_for(tmp_path: Path) -> None:
+    for rounds, words in (
+        (0, "No task is finished yet."),
+        (1, "Left out: 1 task not finished yet."),
+    ):
+        run = load(write_run(tmp_path / str(rounds), rounds=rounds, status="stopped"))
+        text, card = page(compare([run])), answers(compare([run]))[0]
+        assert card.words.endswith(words) and "evaluation.episodes=30" not in text
+        assert "Forgetting and time" not in text and ("<h2>Time" in text) == (rounds > 0)
 
 
 def a_sweep(folder: Path, *clocks: str) -> Comparison:

@@ -96,14 +96,18 @@ def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
     return first, last, np.array(sure, dtype=int), tasks
 
 
+def kept_needs(measured: Measured) -> str:
+    """What is missing where no task has both scores."""
+    return KEPT_NEEDS if measured.rounds_done > 1 else "it needs at least two rounds"
+
+
 def forgetting(measured: Measured) -> Shown:
     """For each task: the mean score right after it was learnt, and at the end."""
     title, (first, last, sure, tasks) = "What was kept until the end", kept_scores(measured)
     words = "Tasks learnt before the last round, means over agents. Green: higher at the end, "
     words += "orange: lower, by more than the standard error; grey: no clear change."
     if not len(tasks):
-        enough = measured.rounds_done > 1
-        return LeftOut(title, KEPT_NEEDS if enough else "it needs at least two rounds")
+        return LeftOut(title, kept_needs(measured))
     height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
     figure = Figure("forgetting", title, words, height, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):

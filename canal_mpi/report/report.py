@@ -16,7 +16,7 @@ from canal_mpi import __version__
 from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
-from canal_mpi.report.drawing import LIGHT, TEMPLATES, Pictures, number, styled
+from canal_mpi.report.drawing import LIGHT, TEMPLATES, Figure, Pictures, number, styled
 from canal_mpi.report.figures import Mix, mixes
 from canal_mpi.report.statistics import bootstrap, costs, percent, ratio, times
 from canal_mpi.results import measures as m
@@ -67,10 +67,9 @@ def learnt(measured: Measured) -> Card:
     elif np.isnan(before).all():
         before, what, means = _first_episodes(measured), "that of the first episodes", False
     both = ~np.isnan(after) & ~np.isnan(before)
-    tasks = np.flatnonzero(both.any(axis=0))
+    tasks, rest = np.flatnonzero(both.any(axis=0)), _not_compared(measured, before)
     if not len(tasks):
-        words = "Scores need finished tasks and evaluations: --set evaluation.episodes=30."
-        return Card(question, "not known yet", words)
+        return Card(question, "not known yet", rest)
     pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
     better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
     first, last = pairs.mean(axis=0)
@@ -81,18 +80,54 @@ def learnt(measured: Measured) -> Card:
         words += f"{number(float(np.median(pairs[:, 1])))}."
     played = int(measured.run.setting("evaluation.episodes", 0))
     words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
+    words += f" {rest}" if rest else ""
     tone = "good" if better > len(tasks) / 2 else ""  # a short run that learnt little is no fault
     return Card(question, f"better on {better} of {len(tasks)}", words, tone)
 
 
 def _first_episodes(measured: Measured) -> Array:
-    """[agent, task]: mean return of each agent's first ten training episodes, nearly random."""
-    run, table = measured.run, measured.run["episodes"]
-    found = np.full((len(run.agents), len(run.tasks)), nan)
-    for i, task in enumerate(run.tasks):
-        here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
-        found[:, i] = m.mean([m.mean(table["return"][own][:10]) for own in here])
+    """[agent, task]: mean return of each agent's first ten training episodes, nearly random.
+
+    NaN where evaluations were cut shorter than these: fewer steps tell another score.
+    """
+    run, found = measured.run, np.full((len(measured.run.agents), len(measured.run.tasks)), nan)
+    for i in np.flatnonzero(~_cut(run)):
+        firsts = [run["episodes"]["return"][rows] for rows in _firsts(run, run.tasks[i])]
+        found[:, i] = m.mean([m.mean(returns) for returns in firsts])
     return measured.scale(found)
+
+
+def _firsts(run: Run, task: str) -> list[Array]:
+    """The rows of each agent's first ten training episodes of a task."""
+    table = run["episodes"]
+    here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
+    return [np.flatnonzero(own)[:10] for own in here]
+
+
+def _cut(run: Run) -> Array:
+    """[task]: whether one of these was longer than evaluations may be."""
+    cap, lengths = run.setting("evaluation.max_steps", WHOLE_GAME), run["episodes"]["length"]
+    longest = [max(lengths[rows].max(initial=0) for rows in _firsts(run, t)) for t in run.tasks]
+    return np.array([length > cap for length in longest])
+
+
+def _not_compared(measured: Measured, before: Array) -> str:
+    """How many tasks have no two scores to compare, and why."""
+    run, (seen, known) = measured.run, (~np.isnan(x).all(axis=0) for x in (measured.learnt, before))
+    done, cut = np.isin(run.tasks, run["tasks"]["task"]), seen & ~known & _cut(run)
+    if not done.any():
+        return "No task is finished yet."
+    if not int(run.setting("evaluation.episodes", 0)):
+        return "Scores need evaluations: --set evaluation.episodes=30."
+    cap = run.setting("evaluation.max_steps", WHOLE_GAME)
+    why = {
+        f"with evaluations cut after {cap} steps": cut,
+        "without a training episode that ended": seen & ~known & ~cut,
+        "without an evaluation": done & ~seen,
+        "not finished yet": ~done,
+    }
+    told = [f"{count(int(own.sum()), 'task')} {words}" for words, own in why.items() if own.any()]
+    return f"Left out: {', '.join(told)}." if told else ""
 
 
 def shared(comparison: Comparison, group: Group) -> Card:
@@ -163,7 +198,7 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        return Card(question, "not measured", f"I{figures.KEPT_NEEDS[1:]}.")
+        return Card(question, "not measured", f"I{figures.kept_needs(measured)[1:]}.")
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
     lower = [measured.run.tasks[i] for i in tasks[sure < 0]]
@@ -238,7 +273,9 @@ def run_pictures(measured: Measured) -> Pictures:
     run, found = measured.run, Pictures()
     curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
     found.add("Learning curves", CURVES.format(scored(measured)), curves)
-    found.add("Forgetting and time", "", [figures.forgetting(measured), figures.time_bars(run)])
+    kept = figures.forgetting(measured)
+    title = "Forgetting and time" if isinstance(kept, Figure) else "Time"
+    found.add(title, "", [kept, figures.time_bars(run)])
     return found
 
 
