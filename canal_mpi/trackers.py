@@ -5,8 +5,11 @@ nothing that happens here can hurt the run. Each start, also a resume, begins a 
 everything that is in run.h5.
 """
 
+import os
 import shutil
 import sys
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,6 +27,7 @@ from canal_mpi.results.status import RunStatus, run_status
 
 EVERY = 2.0  # seconds between two looks at the files
 LIVE = ("mean_return", "loss", "steps_per_second")  # of status.json, over total_steps
+ENDING = threading.Lock()  # several threads may fail at once; the words of one are enough
 
 
 class Tracker(Protocol):
@@ -139,6 +143,16 @@ def follow(folder: Path, tracker: Tracker) -> None:
     tracker.close()
 
 
+def fail(error: BaseException | None) -> None:
+    """End at once: who waits for a library's thread that has failed would wait for ever."""
+    with ENDING:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+
 if __name__ == "__main__":
+    sys.excepthook = lambda kind, error, trace: fail(error)
+    threading.excepthook = lambda failure: fail(failure.exc_value)
     run_folder = Path(sys.argv[1])
     follow(run_folder, KINDS[sys.argv[2]](run_folder))

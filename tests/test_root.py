@@ -3,11 +3,24 @@
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from time import time
 
 import h5py
 import pytest
-from launch import ROOT, SMOKE, VENVS, columns, differences, mpirun
+from launch import (
+    ROOT,
+    SMOKE,
+    TINY,
+    VENVS,
+    columns,
+    differences,
+    mpirun,
+    processes_with,
+    start,
+    wait_until,
+)
 from namespaces import make_hosts, needs, needs_root, spread
 
 pytestmark = pytest.mark.root
@@ -46,6 +59,28 @@ def test_a_disk_that_fills_up_leaves_the_old_file_whole(small_disk: Path) -> Non
     assert "No space left on device" in result.complaints[0]
     with h5py.File(out / "run.h5") as file:
         assert set(file["tasks/round"][()].tolist()) == {1}
+
+
+def test_a_full_disk_of_tensorboard_is_one_warning_and_the_run_ends_well(
+    small_disk: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (extra: look)")
+    with suppress(OSError):
+        (small_disk / "big").write_bytes(bytes(7 << 20))
+    out = tmp_path / "run"
+    command = ["mpirun", "-np", "2", "canal-mpi", "train", *TINY, "--out", str(out)]
+    job = start([*command, "--track", "tensorboard"])
+    wait_until(out.exists, job)
+    (out / "tensorboard").symlink_to(small_disk)
+    err = job.communicate(timeout=240)[1]
+    after = time() - (out / "status.json").stat().st_mtime
+    warnings = [line for line in err.splitlines() if "warning" in line]
+    assert job.returncode == 0, err
+    assert len(warnings) == 1
+    assert "--track tensorboard has failed, the run goes on: OSError" in warnings[0]
+    assert warnings[0].endswith("No space left on device")
+    assert after < 30, "nobody waited for it until all patience was over"
+    assert processes_with(f"canal_mpi.trackers {out}") == []
 
 
 CALLS = ("write", "fsync", "rename")

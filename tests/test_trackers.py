@@ -175,6 +175,22 @@ def test_a_full_disk_of_a_tracker_is_one_warning_and_the_run_ends_well(out: Path
     assert canal_mpi.load(out).status == "finished"
 
 
+def test_a_tracker_that_does_not_end_is_killed_with_one_warning(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "wandb.py").write_text("import time; time.sleep(600)")
+    said: list[str] = []
+    trackers = Trackers(tmp_path, said.append)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        trackers.start(["wandb"])
+    trackers.check()
+    assert said == []
+    trackers.check(1.0)
+    trackers.check(1.0)
+    assert said == ["--track wandb did not end within 1 s and was killed."]
+    assert processes_with(f"canal_mpi.trackers {tmp_path}") == []
+
+
 def test_a_killed_tracker_is_one_warning_and_the_run_ends_well(out: Path) -> None:
     command = ["canal-mpi", "train", *TASKS, *QUICK, "--out", str(out), "--track", "tensorboard"]
     with subprocess.Popen(

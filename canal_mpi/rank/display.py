@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -272,14 +273,24 @@ class Trackers:
         return self.folder / "logs" / f"track-{name}.log"
 
     def check(self, patience: float = 0.0) -> None:
-        """Say it, once, where a process has failed; at the end of a run, wait for them."""
+        """Say it, once, where a process has failed; at the end of a run, wait for them.
+
+        One that takes longer than `patience` is killed, together with its own processes.
+        """
         deadline = monotonic() + patience
         for name, process in list(self._processes.items()):
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 failed = process.wait(max(deadline - monotonic(), 0)) != 0
-                del self._processes[name]
-                if failed:
-                    self._warn(f"--track {name} has failed, the run goes on: {self._why(name)}")
+            except subprocess.TimeoutExpired:
+                if not patience:
+                    continue
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                self._warn(f"--track {name} did not end within {patience:.0f} s and was killed.")
+                failed = False
+            del self._processes[name]
+            if failed:
+                self._warn(f"--track {name} has failed, the run goes on: {self._why(name)}")
 
     def _why(self, name: str) -> str:
         with suppress(OSError):
