@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -229,3 +230,28 @@ class Trouble(gymnasium.Env[Array, np.int64]):
 
 for _kind in ("raises", "hangs", "crashes"):
     gymnasium.register(f"{_kind.capitalize()}-v0", "plugins:Trouble", kwargs={"kind": _kind})
+
+
+class Lock(gymnasium.Env[Any, Array]):
+    """Shows a door and its number; one of six combinations opens it, within ten steps."""
+
+    observation_space = gymnasium.spaces.Dict(
+        door=gymnasium.spaces.Discrete(3), look=gymnasium.spaces.Box(0, 1, (2, 2), np.float32)
+    )
+    action_space = gymnasium.spaces.MultiDiscrete([2, 3])
+
+    def reset(self, **_: object) -> tuple[dict[str, object], dict[str, object]]:
+        self.steps = 0
+        return self._look(), {}
+
+    def step(self, action: Array) -> tuple[dict[str, object], float, bool, bool, dict[str, object]]:
+        assert self.action_space.contains(action), action
+        self.steps += 1
+        opened = action.tolist() == [1, 2]
+        return self._look(), float(opened), opened, self.steps == 10, {}
+
+    def _look(self) -> dict[str, object]:
+        return {"door": np.int64(2), "look": np.full((2, 2), self.steps / 10, dtype=np.float32)}
+
+
+gymnasium.register("Lock-v0", "plugins:Lock")

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ale_py
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium import spaces
+from launch import LAZY, SMOKE, run
 
+import canal_mpi
 from canal_mpi import envs
 from canal_mpi.config import resolve
 from canal_mpi.envs import Game, LocalEnvs, canonical, common_spaces, make_game
@@ -419,10 +422,21 @@ def test_a_gymnasium_episode_goes_on_after_restore() -> None:
         assert np.array_equal(other.reset(), game.reset())
 
 
+class Mission(spaces.Space[str]):
+    """A space that gymnasium does not know."""
+
+
 def test_spaces_that_do_not_fit_are_refused() -> None:
     for task, message in [
         (shaped(spaces.Sequence(spaces.Discrete(2)), TWO), "observes Sequence.*has no fixed size"),
-        (shaped(spaces.Dict(a=spaces.Graph(ROW, None)), TWO), "observes Dict.*has no fixed size"),
+        (
+            shaped(spaces.Dict(a=ROW, b=spaces.Graph(ROW, None)), TWO),
+            r"observes \['b'\] Graph.*has no fixed size",
+        ),
+        (
+            shaped(spaces.Dict(image=ROW, mission=spaces.Tuple([Mission()])), TWO),
+            r"observes \['mission'\]\[0\] Mission, which has no fixed size.*in a wrapper",
+        ),
         (shaped(ROW, spaces.MultiDiscrete([30, 30])), r"MultiDiscrete\(\[30 30\]\).*at most 256"),
         (shaped(ROW, spaces.MultiBinary(64)), "MultiBinary.*at most 256"),
         ("Pendulum-v1", r"'Pendulum-v1' has the actions Box.*MultiBinary with at most 256"),
@@ -455,6 +469,16 @@ def shaped(seen: spaces.Space[Any], actions: spaces.Space[Any]) -> str:
     made: Any = lambda: Shaped(seen, actions)  # noqa: E731
     gymnasium.register(name, made)
     return name
+
+
+def test_a_run_trains_on_a_dict_with_combined_actions(out: Path) -> None:
+    options = (*LAZY, "--tasks", "plugins:Lock-v0", "--steps", "200", "--out", str(out))
+    result = run(["canal-mpi", "train", *SMOKE, *options])
+    assert result.code == 0, result.err
+    found = canal_mpi.load(out)
+    assert found.status == "finished"
+    returns = found["episodes"]["return"]
+    assert set(returns.tolist()) == {0.0, 1.0}, "random combinations opened it now and then"
 
 
 def test_dict_tuple_and_discrete_observations_become_one_vector() -> None:

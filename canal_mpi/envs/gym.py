@@ -3,13 +3,14 @@
 Observations end up as one Box, actions as one Discrete; what can't is refused.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from math import isfinite, prod
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple, flatten_space
 from gymnasium.wrappers import FlattenObservation, TransformAction
 
 from canal_mpi.errors import NotRepeatable, RankFailed, UsageError
@@ -24,6 +25,21 @@ MOST = float(np.finfo(np.float32).max)  # of a number in a buffer
 def _combination(sizes: Array, first: Array | int, action: int) -> Array:
     """One of all combinations of several choices, by its number."""
     return first + np.array(np.unravel_index(action, sizes.ravel())).reshape(sizes.shape)
+
+
+def _unflattenable(space: Any, name: str = "") -> Iterator[str]:
+    """The parts of a space that gymnasium can't make a Box of: `['mission'] MissionSpace`."""
+    if isinstance(space, Dict | Tuple):
+        parts = space.spaces.items() if isinstance(space, Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _unflattenable(part, f"{name}[{key!r}]")
+        return
+    try:
+        flat = isinstance(flatten_space(space), Box)
+    except (NotImplementedError, ValueError):  # a class of its own; a choice among such
+        flat = False
+    if not flat:
+        yield f"{name} {type(space).__name__}".strip()
 
 
 class GymGame:
@@ -43,7 +59,13 @@ class GymGame:
     def _flatten(self) -> None:
         """Dict, Tuple, Discrete … observations as one vector, combined actions as one number."""
         space, actions = self.env.observation_space, self.env.action_space
-        if not isinstance(space, Box) and space.is_np_flattenable:
+        if found := list(_unflattenable(space)):
+            raise UsageError(
+                f"task '{self.task}' observes {', '.join(found)}, which has no fixed size that "
+                "gymnasium knows: register the environment in a module of your own, in a wrapper "
+                "that observes a Box, as minigrid.wrappers.ImgObsWrapper (docs/extending.md)."
+            )
+        if not isinstance(space, Box):
             self.env = FlattenObservation(self.env)
         if isinstance(actions, MultiDiscrete | MultiBinary):
             sizes = getattr(actions, "nvec", np.full(actions.shape, 2))
@@ -54,11 +76,6 @@ class GymGame:
 
     def _spaces(self) -> Spaces:
         box, actions = self.env.observation_space, self.env.action_space
-        if not isinstance(box, Box):
-            raise UsageError(
-                f"task '{self.task}' observes {box}, which has no fixed size: wrap the environment "
-                "so that it observes a Box, Dict, Tuple or Discrete."
-            )
         if not isinstance(actions, Discrete) or actions.n > MOST_ACTIONS:
             found = self.env.unwrapped.action_space
             raise UsageError(
