@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from threading import Timer
 from time import monotonic, sleep
@@ -57,10 +57,13 @@ def deadline(seconds: float) -> Iterator[None]:
     timer = Timer(seconds, end)
     timer.daemon = True
     timer.start()
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(ceil(seconds) + 2)  # MPI_Init lets no thread of Python run
     try:
         yield
     finally:
         timer.cancel()
+        signal.alarm(0)
 
 
 class DeathReporter:
@@ -141,7 +144,8 @@ class Helper:
 
     def __init__(self, read: int, job: str, who: str, rank: int, launcher: int) -> None:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
-        self.words = f"{who} was ended at the start, without a word."
+        self.words = f"{who} was ended at the start: killed, or after a minute inside MPI, where "
+        self.words += "it waited for a rank that hangs."
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self.takedown = TAKEDOWN
         self._held = b""
