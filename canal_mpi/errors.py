@@ -3,7 +3,8 @@
 import importlib
 import logging
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -128,6 +129,15 @@ def import_extra(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise UsageError(f"this needs {module}: pip install 'canal-mpi[{extra}]'.") from error
+
+
+@contextmanager
+def needed_for(what: str) -> Iterator[None]:
+    """Say in one line what to install where a small install has left a library out."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{what} needs {error.name}: pip install {error.name}.") from error
 
 
 logger = logging.getLogger("canal_mpi")

@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch import SMOKE
+from launch import run as run_command
+from madeup import write_run
 
 from canal_mpi import errors
 from canal_mpi.errors import (
@@ -42,6 +45,21 @@ def test_each_kind_of_trouble_has_its_exit_code() -> None:
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(UsageError, match=r"this needs no_such_module: .*'canal-mpi\[some\]'"):
         import_extra("no_such_module", "some")
+
+
+def test_a_library_that_a_small_install_leaves_out_is_named_in_one_line(tmp_path: Path) -> None:
+    """Files of their names stand in for an install without them."""
+    for library in ("jinja2", "matplotlib", "torch"):
+        (tmp_path / f"{library}.py").write_text("raise ModuleNotFoundError(name=__name__)")
+    run = tmp_path / "run"
+    write_run(run)
+    train = ("train", *SMOKE, "--tasks", "CartPole-v1", "--out", str(tmp_path / "new"), "--set")
+    for words, line in [
+        (("report", str(run)), "a report needs jinja2: pip install jinja2."),
+        ((*train, "learn.network=cnn"), "learn.network=cnn needs torch: pip install torch."),
+    ]:
+        done = run_command(["canal-mpi", *words], PYTHONPATH=str(tmp_path))
+        assert (done.code, done.err) == (2, f"canal-mpi: {line}\n")
 
 
 @pytest.fixture

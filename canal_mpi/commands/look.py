@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from canal_mpi.errors import UsageError
+from canal_mpi.errors import UsageError, needed_for
 
 PATH = click.Path(path_type=Path)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -117,10 +117,11 @@ def report(runs: tuple[Path, ...], **options: Any) -> None:
     Runs that differ only in their seed are taken together; a run without sharing is the baseline,
     a run of one agent the single agent of ILA, TLA and TA.
     """
-    from canal_mpi.report.report import write_report
+    with needed_for("a report"):
+        from canal_mpi.report.report import write_report
 
-    for path in write_report(runs, **options):
-        click.echo(path)
+        for path in write_report(runs, **options):
+            click.echo(path)
 
 
 @click.command()

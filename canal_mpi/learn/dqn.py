@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from canal_mpi.errors import DamagedData
+from canal_mpi.errors import DamagedData, needed_for
 from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
 from canal_mpi.learn.ewc import EWC
 from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, array_of, has_own_input
@@ -63,7 +63,9 @@ def make_backend(spaces: Spaces, config: LearnConfig) -> Backend:
     plain = config.network == "mlp" and not config.dueling
     if plain and config.device == "cpu":
         return FastBackend(spaces, config)
-    from canal_mpi.learn.networks import TorchBackend, choose_device  # imports torch
+    what = f"learn.device={config.device}" if plain else f"learn.network={config.network}"
+    with needed_for(what + " with learn.dueling" * config.dueling):
+        from canal_mpi.learn.networks import TorchBackend, choose_device  # imports torch
 
     device = choose_device(config.device)
     if plain and device == "cpu":

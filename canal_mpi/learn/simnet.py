@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from canal_mpi.errors import needed_for
 from canal_mpi.interfaces import Array, Batch, Spaces
 from canal_mpi.learn.dqn import DQN
 from canal_mpi.learn.fast_mlp import array_of
@@ -38,7 +39,8 @@ def train_simnet(spaces: Spaces, job: Job, sample: Callable[[], Batch]) -> Array
 
 def _normal_weights(net: DQN) -> None:
     """The original's first weights: normal(0, 1), the same for every agent."""
-    import torch  # whose normal numbers have no like elsewhere
+    with needed_for("simnet"):
+        import torch  # whose normal numbers have no like elsewhere
 
     generator = torch.Generator().manual_seed(1)
     for block in net.blocks.values():
