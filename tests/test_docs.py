@@ -1,7 +1,10 @@
 """What the docs point to is there: links, commands with their options, settings, files."""
 
 import re
+import sys
 from pathlib import Path
+
+from launch import run
 
 from canal_mpi import config
 from canal_mpi.cli import cli
@@ -75,3 +78,9 @@ def test_files_and_modules_exist() -> None:
 def test_the_first_pages_are_short() -> None:
     for name, most in MOST_LINES.items():
         assert len((ROOT / name).read_text().splitlines()) <= most, name
+
+
+def test_the_tables_of_the_learner_are_those_of_its_runs() -> None:
+    done = run([sys.executable, str(ROOT / "tools" / "scores"), "--print"])
+    assert done.code == 0, done.err
+    assert done.out.strip() in (ROOT / "docs" / "results.md").read_text()
