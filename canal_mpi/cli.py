@@ -111,12 +111,12 @@ class GroupedCommands(click.Group):
 
 def install_completion(context: click.Context, option: click.Parameter, shell: str | None) -> None:
     """Let a shell complete commands, options and their values from its next start on."""
+    if shell is None:
+        return
     from click.shell_completion import get_completion_class
 
     from canal_mpi.results.files import write_whole
 
-    if shell is None:
-        return
     shell = Path(os.environ.get("SHELL", "")).name if shell == "auto" else shell
     kind = get_completion_class(shell)
     if kind is None:

@@ -64,3 +64,11 @@ def trained(once: Once) -> Path:
 def trained_with_seed_2(once: Once) -> Path:
     """The same with another seed."""
     return once("trained-2", lambda out: train(out, "--seed", "2"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that compare two machines say at the end what they compared."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "compared":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

@@ -1,6 +1,7 @@
 """x86-64 and aarch64 ranks in one job: real aarch64 wheels under qemu (tools/arm)."""
 
 import platform
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from launch import ROOT, Result, run
 import canal_mpi
 from canal_mpi.results.checkpoint import read_lesson
 
+Compared = Callable[[str, object], None]
 X86, ARM = (str(ROOT / folder / "bin" / "canal-mpi") for folder in (".venv", ".venv-arm"))
 UNDER_QEMU: dict[str, Any] = {  # PMIx's shared memory and the memory patcher crash there
     "PMIX_MCA_gds": "hash",
@@ -47,7 +49,9 @@ def machines(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_lessons_cross_both_ways_between_x86_and_arm(compiled: bool, out: Path) -> None:
+def test_lessons_cross_both_ways_between_x86_and_arm(
+    compiled: bool, out: Path, record_property: Compared
+) -> None:
     options = [*JOB, *([] if compiled else TINY), "--out", str(out)]
     done = mixed(X86, ARM, options=options, **({} if compiled else INTERPRETED))
     assert done.code == 0, done.out + done.err
@@ -63,11 +67,14 @@ def test_lessons_cross_both_ways_between_x86_and_arm(compiled: bool, out: Path) 
     assert not (ledger["kind"] == "refusal").any()
     for path in out.glob("membuf/agent-*/*.h5"):
         assert len(read_lesson(path)[0].rows["action"])
-    print("lessons crossed:", sorted(pairs), "machines:", machines(out))
+    told = f"lessons {sorted(pairs)} crossed between agents on {', '.join(machines(out))}"
+    record_property("compared", f"{told}; none was refused, and all membufs are whole")
 
 
 @pytest.mark.long
-def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> None:
+def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(
+    tmp_path: Path, record_property: Compared
+) -> None:
     """Random play is whole numbers and random streams: bit-identical on both architectures."""
     options = [*JOB, "--tasks", "Krull", "--set", "learn.learning_starts=1000", "--share", "none"]
     options += ["--set", "explore.eps_end=1.0", "--set", "evaluation.episodes=0"]
@@ -78,19 +85,25 @@ def test_an_arm_agent_alone_plays_the_moves_of_an_x86_agent(tmp_path: Path) -> N
     ours, theirs = read_lesson(a)[0].rows, read_lesson(b)[0].rows
     for name in ours:
         assert np.array_equal(ours[name], theirs[name]), name
-    print("bit-identical on both:", ", ".join(sorted(ours)))
+    told = f"{', '.join(sorted(ours))} of {len(ours['action'])} rows of play"
+    record_property("compared", f"{told} are bit-identical on both")
 
 
 @pytest.mark.long
-def test_an_env_server_on_the_other_architecture_plays(out: Path) -> None:
+def test_an_env_server_on_the_other_architecture_plays(
+    out: Path, record_property: Compared
+) -> None:
     done = mixed(ARM, X86, options=[*JOB, "--env-server", "--out", str(out)])
     assert done.code == 0, done.out + done.err
     assert machines(out) == ["aarch64"]
     assert canal_mpi.load(out)["tasks"]["env_steps"].tolist() == [100] * 3
+    record_property("compared", "an aarch64 agent played 3 × 100 steps on an x86-64 env server")
 
 
 @pytest.mark.long
-def test_a_run_of_one_architecture_is_resumed_on_the_other(out: Path) -> None:
+def test_a_run_of_one_architecture_is_resumed_on_the_other(
+    out: Path, record_property: Compared
+) -> None:
     options = [*JOB, "--set", "train.rounds=1", "--set", "checkpoint.keep=true", "--out", str(out)]
     done = run([X86, *options], timeout=300)
     assert done.code == 0, done.err
@@ -99,3 +112,4 @@ def test_a_run_of_one_architecture_is_resumed_on_the_other(out: Path) -> None:
     assert done.code == 0, done.out + done.err
     assert machines(out) == ["aarch64"]
     assert canal_mpi.load(out)["tasks"]["round"].tolist() == [1, 2]
+    record_property("compared", "round 1 was learnt on x86-64, round 2 on aarch64")
