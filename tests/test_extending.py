@@ -115,7 +115,7 @@ def test_what_is_wrong_in_a_module_of_ones_own_is_shown(folder: Path) -> None:
             assert f"can't import '{module}': {words}" in err
     code, err = refused(folder, "--tasks", "corridor:CorridorUp-v0")
     assert code == 2
-    assert "unknown task 'corridor:CorridorUp-v0'" in err
+    assert "module 'corridor' registers no environment 'CorridorUp-v0'" in err
     code, err = refused(folder, "--topology", "missing:edges")
     assert "no such module in" in err
 
