@@ -24,7 +24,7 @@ JOB = ["train", "--job", "smoke", "--steps", "100", "--set", "evaluation.max_ste
 JOB += ["--set", "timeout=1500"]  # Numba compiles for minutes under qemu, without a sign of life
 INTERPRETED = {"NUMBA_DISABLE_JIT": "1"}  # the same loops in Python, for networks that are tiny
 TINY = ["--set", "learn.widths=8,8", "--set", "learn.batch_size=4", "--set", "learn.n_step=1"]
-pytestmark = [pytest.mark.root, pytest.mark.mpi]
+pytestmark = [pytest.mark.root, pytest.mark.mpi, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -144,7 +144,9 @@ class Helper:
 
     def __init__(self, read: int, job: str, who: str, rank: int, launcher: int) -> None:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
-        self.words = f"{who} was ended at the start: killed, or after a minute inside MPI, where "
+        self.words = (
+            f"{who} was ended at the start: killed, or after two minutes inside MPI, where "
+        )
         self.words += "it waited for a rank that hangs."
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self.takedown = TAKEDOWN

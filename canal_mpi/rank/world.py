@@ -348,7 +348,7 @@ def open_mpi(launcher: Launcher) -> "MPI.Intracomm":
     hydra = "HYDI_CONTROL_FD" in os.environ  # MPICH's own; srun sets PMI_RANK, too
     foreign = hydra if "Open MPI" in library else "Open MPI" in launcher.name
     if not foreign:  # else its initialisation warns, or aborts the process
-        with deadline(START_TIMEOUT):
+        with deadline(2 * START_TIMEOUT):  # a slow device may still load its modules
             MPI.Init_thread()
     if foreign or MPI.COMM_WORLD.Get_size() != launcher.size:
         raise CommonError(
