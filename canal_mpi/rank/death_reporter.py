@@ -145,9 +145,9 @@ class Helper:
     def __init__(self, read: int, job: str, who: str, rank: int, launcher: int) -> None:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
         self.words = (
-            f"{who} was ended at the start: killed, or after two minutes inside MPI, where "
+            f"{who} was ended at the start: killed, or after two minutes inside MPI, where it "
+            "waited for a rank that hangs."
         )
-        self.words += "it waited for a rank that hangs."
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self.takedown = TAKEDOWN
         self._held = b""
