@@ -123,16 +123,15 @@ def install_completion(context: click.Context, option: click.Parameter, shell: s
         raise UsageError(f"--install-completion: found '{shell}'; expected bash, zsh or fish.")
     script = kind(context.command, {}, "canal-mpi", "_CANAL_MPI_COMPLETE").source()
     settings = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    path = settings / "canal-mpi" / f"completion.{shell}"
     if shell == "fish":  # it reads every file of this folder
         path = settings / "fish" / "completions" / "canal-mpi.fish"
-    else:
-        path = settings / "canal-mpi" / f"completion.{shell}"
-        start, line = Path.home() / f".{shell}rc", f". {shlex.quote(str(path))}"
-        before = start.read_text() if start.exists() else ""
-        if line not in before.splitlines():
-            with start.open("a") as file:
-                file.write(f"\n{line}\n")
     write_whole(path, script.encode())
+    start, line = Path.home() / f".{shell}rc", f". {shlex.quote(str(path))}"
+    before = start.read_text() if start.exists() else ""
+    if shell != "fish" and line not in before.splitlines():
+        with start.open("a") as file:
+            file.write(f"\n{line}\n")
     click.echo(f"{shell} completes canal-mpi from its next start on ({path}).")
     context.exit()
 

@@ -132,15 +132,20 @@ def test_a_run_that_is_over_is_tracked_as_a_whole(tmp_path: Path) -> None:
     assert without_live(tensorboard_curves(tmp_path / "tensorboard")) == curves_of(tmp_path)
 
 
-def test_a_library_that_is_missing_is_one_warning(tmp_path: Path) -> None:
-    """A folder with the library's name in front of it stands in for a venv without it."""
+def started(tmp_path: Path, wandb: str, said: list[str]) -> Trackers:
+    """A tracker whose library is this text: a file in front of it stands in for another venv."""
     (tmp_path / "logs").mkdir()
-    (tmp_path / "wandb.py").write_text("raise ImportError('no wandb here')")
-    said: list[str] = []
+    (tmp_path / "wandb.py").write_text(wandb)
     trackers = Trackers(tmp_path, said.append)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
         trackers.start(["wandb"])
+    return trackers
+
+
+def test_a_library_that_is_missing_is_one_warning(tmp_path: Path) -> None:
+    said: list[str] = []
+    trackers = started(tmp_path, "raise ImportError('no wandb here')", said)
     trackers.check(120.0)
     trackers.check()
     assert len(said) == 1
@@ -176,13 +181,8 @@ def test_a_full_disk_of_a_tracker_is_one_warning_and_the_run_ends_well(out: Path
 
 
 def test_a_tracker_that_does_not_end_is_killed_with_one_warning(tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "wandb.py").write_text("import time; time.sleep(600)")
     said: list[str] = []
-    trackers = Trackers(tmp_path, said.append)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(tmp_path))
-        trackers.start(["wandb"])
+    trackers = started(tmp_path, "import time; time.sleep(600)", said)
     trackers.check()
     assert said == []
     trackers.check(1.0)

@@ -128,10 +128,8 @@ def time_parts(
     """Seconds of all living agents together, by what they were spent on."""
     agents = [agent for agent in np.unique(tasks["agent"]) if agent not in dead]
     each = seconds_by_part(tasks, agents)
-    parts, spent = (
-        {name: float(seconds.sum()) for name, seconds in each.items()},
-        sum(each.values()),
-    )
+    parts = {name: float(seconds.sum()) for name, seconds in each.items()}
+    spent = sum(each.values())
     # Agents begin and end together: who was done before the slowest one waited for it.
     slowest = float(np.max(spent, initial=0.0))
     parts["waiting for agents"] += float(np.sum(slowest - spent))
