@@ -13,12 +13,12 @@ COUNT ?= 200
 train: .venv/ready  ## five agents, ten games, a few minutes
 	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
 
-test: check .venv-mpich/ready  ## everything that needs only pip
-	@$(RUN) tools/test "not root and not long"
+test: check .venv-mpich/ready  ## lint, types, and every test that is quick and needs only pip
+	@$(RUN) tools/test "not root and not slow and not long"
 
-test-all: .venv/dev .venv-mpich/ready  ## what needs root or Debian packages
+test-all: .venv/dev .venv-mpich/ready  ## tests that are slow, or need root or Debian packages
 	tools/debian-packages
-	@$(RUN) tools/test "root and not long"
+	@$(RUN) tools/test "(root or slow) and not long"
 
 test-long: .venv/dev .venv-mpich/ready  ## tests of many minutes, which neither test nor test-all runs
 	$(RUN) python -m pytest --durations=10 -m long

@@ -30,6 +30,7 @@ def test_a_figure_is_a_median_with_the_middle_half() -> None:
     assert ratios([4.0, 9.0], [2.0, 3.0], "×").median == 2.5
 
 
+@pytest.mark.slow
 @pytest.mark.atari
 @pytest.mark.mpi
 def test_the_command_measures_this_machine(mpi: str) -> None:

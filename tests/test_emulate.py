@@ -109,6 +109,7 @@ def test_full_speed_never_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_a_slow_device_computes_the_same_in_more_time(tmp_path: Path) -> None:
     """In turn, so that noise hits both alike; 3.3 times as long on an idle machine."""
     job = ["canal-mpi", "train", "-q", "--tasks", "CartPole-v1", "--frames", "2000"]
@@ -129,6 +130,7 @@ def test_a_slow_device_computes_the_same_in_more_time(tmp_path: Path) -> None:
     assert differences(*found) in ([], ["agents/speed"])
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.atari
 def test_a_slow_env_server_answers_later(tmp_path: Path) -> None:

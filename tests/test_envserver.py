@@ -41,6 +41,7 @@ def same_bits(one: Path, other: Path, agents: int) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_agents_learn_the_same_bits_wherever_their_environments_run(tmp_path: Path) -> None:
     job, local = ("train", *SMOKE, "--envs-per-agent", "3"), tmp_path / "local"
     assert mpirun(2, *job, "--out", str(local)).code == 0
@@ -55,6 +56,7 @@ def test_agents_learn_the_same_bits_wherever_their_environments_run(tmp_path: Pa
             assert file["agents/rank"][()].tolist() == [0, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.atari
 @pytest.mark.parametrize("obs", ["ram", pytest.param("pixels", marks=pytest.mark.long)])
 def test_atari_on_a_server_gives_the_bits_of_atari_at_home(obs: str, tmp_path: Path) -> None:
@@ -79,6 +81,7 @@ TROUBLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", TROUBLE)
 def test_an_environment_in_trouble_ends_the_job_with_the_names_of_agent_and_server(
     kind: str, out: Path
@@ -95,6 +98,7 @@ def test_an_environment_in_trouble_ends_the_job_with_the_names_of_agent_and_serv
     assert nothing_is_left(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["env-server-2", "agent-1"])
 def test_whoever_is_killed_is_named_and_nothing_stays_behind(
     mpi: str, victim: str, out: Path

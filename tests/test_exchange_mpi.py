@@ -25,6 +25,7 @@ def one_way(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_every_lesson_reaches_whom_a_path_connects(mpi: str, one_way: str) -> None:
     for ranks in (5, 8):
         command = ["mpirun", "-np", str(ranks), "python", PROGRAM, *GRAPHS, one_way]
@@ -63,6 +64,7 @@ def test_agents_learn_from_the_lessons_that_reachability_gives_them(
     assert set(ends) <= joined
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", ["ring", "random:3", "watts_strogatz_graph:k=2,p=0.5"])
 def test_the_same_seed_gives_the_same_bits_on_a_sparse_graph(topology: str, tmp_path: Path) -> None:
     for name, mpi in (("a", "openmpi"), ("b", "mpich")):
@@ -80,6 +82,7 @@ def seconds(run_file: Path) -> np.ndarray:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(tmp_path: Path) -> None:
     def train(clock: str, slow_rank: str) -> np.ndarray:
         options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate")
@@ -104,6 +107,7 @@ def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(tmp_path: Path) -
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
     options = ("--exchange", "free", "--topology", "ring", "--out", str(out))
     result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)

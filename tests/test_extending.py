@@ -62,11 +62,13 @@ def test_a_network_of_ones_own_is_trained(folder: Path) -> None:
     assert run.setting("learn.network") == "residual:Residual"
 
 
+@pytest.mark.slow
 def test_a_learner_of_ones_own_is_trained(folder: Path) -> None:
     follow(folder, "A learner")
     assert canal_mpi.load(folder / "runs" / "plain")["tasks"]["updates"].min() > 200
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_topology_of_ones_own_carries_lessons(folder: Path) -> None:
     follow(folder, "A topology")
@@ -76,6 +78,7 @@ def test_a_topology_of_ones_own_carries_lessons(folder: Path) -> None:
     assert len(run["exchange"]["kind"])
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_policy_and_a_measure_of_ones_own_agree(folder: Path) -> None:
     follow(folder, "A sharing policy")
@@ -87,6 +90,7 @@ def test_a_policy_and_a_measure_of_ones_own_agree(folder: Path) -> None:
     assert (max(saved) > 0) == bool(taken.any())
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_script_trains_alone_and_as_ranks(folder: Path) -> None:
     shown = follow(folder, "From Python")

@@ -88,6 +88,7 @@ def tolerant(ranks: int, out: Path, *options: str) -> Result:
     return run([*command, "--out", str(out), *options], timeout=120)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize("policy", ["is_killed", "raises"])
 def test_the_others_finish_when_an_agent_dies(policy: str, out: Path) -> None:
@@ -116,6 +117,7 @@ def kill_with_checkpoint(job: "subprocess.Popen[str]", out: Path, name: str) -> 
     kill(out, name)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize("exchange", ["rounds", "free"])
 def test_rank_0_may_be_the_one_that_dies_and_others_with_it(exchange: str, out: Path) -> None:
@@ -128,6 +130,7 @@ def test_rank_0_may_be_the_one_that_dies_and_others_with_it(exchange: str, out: 
     check(out, {0, 3}, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize("exchange", ["rounds", "free"])
 def test_a_run_that_lost_a_rank_is_stopped_and_resumed(exchange: str, out: Path) -> None:

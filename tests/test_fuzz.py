@@ -133,6 +133,7 @@ def test_thousands_of_mutations_are_all_refused(
                 read(changed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "read", "most"),
     [(lambda: lesson()[0], read_lesson, 8 * LIMIT), (offers, read_offers, 8 * LIMIT)],

@@ -336,6 +336,7 @@ def refused_results(forks: Forks, good: Path, every: bool) -> None:
         shutil.rmtree(there)
 
 
+@pytest.mark.slow
 def test_hostile_results_are_refused(forks: Forks, tmp_path: Path) -> None:
     refused_results(forks, write_run(tmp_path / "good"), every=False)
 
@@ -345,6 +346,7 @@ def test_hostile_results_are_refused_by_every_command(forks: Forks, tmp_path: Pa
     refused_results(forks, write_run(tmp_path / "good"), every=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_odd_results_in_a_right_form_are_shown_or_refused(
     every: bool, forks: Forks, tmp_path: Path
@@ -371,6 +373,7 @@ def first(columns: Columns, prefix: str) -> str:
     return next(name for name in columns if name.startswith(prefix))
 
 
+@pytest.mark.slow
 def test_hostile_networks_are_refused_by_evaluate(forks: Forks, trained: Path) -> None:
     flags = ("--episodes", "1", "--max-steps", "5", "--task", "CartPole-v1")
     honest = forks.run("evaluate", trained, *flags)
@@ -465,6 +468,7 @@ def told_by_resume(forks: Forks, trained: Path, crafts: dict[str, Craft]) -> Non
         shutil.rmtree(there)
 
 
+@pytest.mark.slow
 def test_hostile_checkpoints_are_told_by_resume(forks: Forks, trained: Path) -> None:
     told_by_resume(forks, trained, CHECKPOINTS | STATES | {"pipe": pipe, "noise": noise})
 
@@ -552,6 +556,7 @@ LESSONS: dict[str, Craft] = {
 }
 
 
+@pytest.mark.slow
 def test_hostile_lessons_are_left_out_by_name(forks: Forks, trained: Path, tmp_path: Path) -> None:
     """All in one folder beside a good one: a job that is given them is not harmed."""
     flags = (*SMOKE, "--frames", "40", "-q", "--set", "share.max_message_mb=1")

@@ -154,6 +154,7 @@ def test_every_library_stays_in_its_modules(path: Path) -> None:
         assert owners is None or name_of(path).startswith(owners), f"{name_of(path)}: {module}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", OWNERS)
 def test_every_rule_is_used(library: str) -> None:
     """A library that nobody imports any more would leave its rule without meaning."""

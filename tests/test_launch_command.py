@@ -75,6 +75,7 @@ def begun(mpi: str, out: Path, **options: Any) -> "subprocess.Popen[str]":
     return process
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_the_first_signal_lets_the_ranks_save(mpi: str, out: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -110,6 +111,7 @@ main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_that_hang_are_killed_after_max_time(mpi: str, out: Path) -> None:
     """Each rank hangs inside its environment: its own clock and heartbeat hang with it."""
@@ -124,6 +126,7 @@ def test_ranks_that_hang_are_killed_after_max_time(mpi: str, out: Path) -> None:
     assert processes_with(str(out)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_killed_launch_leaves_no_folder_behind_the_next_one(mpi: str, out: Path) -> None:
     """The ranks save and stop by themselves; the next start removes the folder they used."""

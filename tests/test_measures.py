@@ -150,6 +150,7 @@ def test_iqm_and_improvement_are_those_of_rliable() -> None:
     assert c.improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y), abs=EXACT)
 
 
+@pytest.mark.slow
 def test_the_bootstrap_of_one_task_is_that_of_rliable() -> None:
     pytest.importorskip("rliable", reason="rliable is not installed (extra: look)")
     try:

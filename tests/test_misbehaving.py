@@ -50,6 +50,7 @@ def test_whatever_an_environment_does_the_job_ends(
     check(kind, misbehave(kind, ranks, serves, mpi, out), out)
 
 
+@pytest.mark.slow
 def test_one_of_each_kind_ends_the_job(out: Path) -> None:
     for kind, ranks, serves in (
         ("StepHolds", 1, False),

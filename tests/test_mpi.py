@@ -51,6 +51,7 @@ def students(run_file: Path) -> set[tuple[int, str]]:
     return {(agent, task) for agent, _, task in donors(run_file)}
 
 
+@pytest.mark.slow
 def test_the_first_run_ever_compiles_once_and_is_not_taken_for_one_that_hangs(
     tmp_path: Path,
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_run_with_the_defaults_takes_no_step_for_decisions(out: Path) -> None:
     assert np.isfinite(ledger["kl"][ledger["kind"] == b"lesson"]).any()
 
 
+@pytest.mark.slow
 def test_one_seed_gives_the_same_bits_under_both_mpis_and_another_seed_others(
     trained: Path, trained_with_seed_2: Path, tmp_path: Path
 ) -> None:
@@ -109,6 +111,7 @@ def test_one_seed_gives_the_same_bits_under_both_mpis_and_another_seed_others(
     assert "blocks/trunk/params" in differences(weights[0], weights[3])
 
 
+@pytest.mark.slow
 def test_without_sharing_an_agent_has_the_bits_it_has_alone(tmp_path: Path) -> None:
     together, alone = tmp_path / "together", tmp_path / "alone"
     result = mpirun(3, "train", *SMOKE, "--share", "none", "--out", str(together))
@@ -147,6 +150,7 @@ TOPOLOGIES = {  # ways that both launchers have to go are those of tests/test_ex
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_donors_are_found_only_along_an_edge(topology: str, out: Path, tmp_path: Path) -> None:
     mpi, edges = TOPOLOGIES[topology]
@@ -163,6 +167,7 @@ def test_donors_are_found_only_along_an_edge(topology: str, out: Path, tmp_path:
     assert {(int(a), int(b)) for a, b in zip(*np.nonzero(adjacency), strict=True)} == edges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["raises", "leaves", "drops_out", "is_killed"])
 def test_a_rank_that_ends_takes_the_job_down_and_is_named(mpi: str, policy: str, out: Path) -> None:
     for _ in range(3 if mpi == "mpich" else 1):
@@ -231,6 +236,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(parts[11]) + int(parts[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.slow
 def test_a_waiting_rank_uses_almost_no_cpu(mpi: str, out: Path) -> None:
     command = ["mpirun", "-np", "3", "canal-mpi", "train", *TINY, "--out", str(out)]
     job = start([*command, "--share", "plugins:is_slow"], mpi)
@@ -307,6 +313,7 @@ def test_a_start_that_fails_leaves_no_folder(out: Path) -> None:
         assert not out.exists()
 
 
+@pytest.mark.slow
 def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(out: Path) -> None:
     for kind, what in {
         "NanReward": "gave the reward nan",
@@ -392,6 +399,7 @@ def test_five_agents_share_ten_real_games(out: Path) -> None:
     assert all(agent != donor for agent, donor, _ in donors(out / "run.h5"))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(out: Path, mpi: str) -> None:
     """Ten rounds have forty lines; Open MPI's mpirun bears ten that can't be written."""
     short = "--frames 40 --set evaluation.episodes=1 --set evaluation.max_steps=20"

@@ -260,6 +260,7 @@ class At:
     def end(self, state: State | None) -> None: ...
 
 
+@pytest.mark.slow
 @pytest.mark.atari
 @pytest.mark.parametrize("game", TEN_GAMES)
 def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:

@@ -179,6 +179,7 @@ def test_the_report_is_one_file_beside_the_run(tmp_path: Path) -> None:
     assert (folder / "report.html").read_text().startswith("<!doctype html>")
 
 
+@pytest.mark.slow
 def test_figures_come_as_png_pdf_and_svg_that_are_the_same_every_time(tmp_path: Path) -> None:
     folder, into = write_run(tmp_path / "a"), tmp_path / "figures"
     first = {file: file.read_bytes() for file in write_report([folder], figures=into)}

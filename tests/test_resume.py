@@ -198,6 +198,7 @@ def goes_on_to_the_same_end(out: Path, whole: Path, mpi: str) -> None:
         assert file.attrs["status"] == "finished" and file.attrs["resumes"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_sigusr1_stops_politely_and_a_resumed_run_ends_the_same(
     mpi: str, out: Path, whole: Path
@@ -216,6 +217,7 @@ def test_sigusr1_stops_politely_and_a_resumed_run_ends_the_same(
     goes_on_to_the_same_end(out, whole, mpi)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_after_ctrl_c_under_plain_mpirun_ls_says_stopped_at_once(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi")
@@ -226,6 +228,7 @@ def test_after_ctrl_c_under_plain_mpirun_ls_says_stopped_at_once(out: Path, whol
     goes_on_to_the_same_end(out, whole, "openmpi")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) -> None:
     job = begin(out, mpi)
@@ -235,6 +238,7 @@ def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) 
     goes_on_to_the_same_end(out, whole, mpi)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
@@ -272,6 +276,7 @@ def test_a_time_limit_ends_in_a_run_that_can_go_on_and_only_as_it_was(
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_run_killed_before_it_wrote_results_begins_again(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi")
@@ -282,6 +287,7 @@ def test_a_run_killed_before_it_wrote_results_begins_again(out: Path, whole: Pat
     goes_on_to_the_same_end(out, whole, "openmpi")
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_agents_may_leave_a_run_and_what_they_learnt_is_kept(mpi: str, out: Path) -> None:
     job = begin(out, mpi)
@@ -330,6 +336,7 @@ def read_until_closed(leader: int) -> None:
             pass
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_ranks_that_were_all_stopped_for_long_blame_nobody(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi", "--set", "timeout=8")
@@ -343,6 +350,7 @@ def test_ranks_that_were_all_stopped_for_long_blame_nobody(out: Path, whole: Pat
     assert differences(columns(whole / "run.h5"), columns(out / "run.h5")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(out: Path, whole: Path) -> None:
     job = begin(out, "openmpi")
@@ -360,6 +368,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(out: Path, whol
     assert finished.code == 0 and "is finished" in finished.out
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_finished_run_goes_on_with_more_rounds(out: Path, tmp_path: Path) -> None:
     at_once = tmp_path / "at_once"
@@ -384,6 +393,7 @@ def test_a_finished_run_keeps_no_checkpoints_and_says_so(out: Path) -> None:
     assert again.code == 0 and "is finished" in again.out
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) -> None:
     at_once, command = tmp_path / "at_once", ["canal-mpi", "train", *LONG, "--agent", "2"]
@@ -401,6 +411,7 @@ def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) 
     assert differences(columns(at_once / "run.h5"), columns(out / "run.h5")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_short_storm_of_faults_changes_no_bit() -> None:
     tool = Path(__file__).parent.parent / "tools" / "chaos"

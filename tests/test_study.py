@@ -318,6 +318,7 @@ def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
     assert "2.0 × fewer steps and" in first and decides == "share takes 0 steps for decisions."
 
 
+@pytest.mark.slow
 def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Path) -> None:
     points = a_study(tmp_path)
     extra = replace(points[-1], name="replay_steps-1000_seed-2")
@@ -379,6 +380,7 @@ def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
+@pytest.mark.slow
 def test_the_same_published_files_give_the_same_page_and_nothing_of_it_is_cut_off(
     tmp_path: Path,
 ) -> None:
@@ -438,6 +440,7 @@ def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_a_study_runs_in_parts_from_its_start_to_its_report_and_repeats_nothing(
     tmp_path: Path,

@@ -278,6 +278,7 @@ def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> 
     assert again == ["launch", "-n", "1", "--", "train", "--resume", f"{tmp_path}/a"]
 
 
+@pytest.mark.slow
 def test_compare_answers_in_a_sentence_with_a_picture(tmp_path: Path) -> None:
     points = [madeup_point(tmp_path, name, share=name == "exact") for name in ("none", "exact")]
     said = answer(tmp_path, points)
@@ -380,6 +381,7 @@ def run_ids(folder: Path) -> dict[str, tuple[str, int]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_three_emulated_mixes_and_two_seeds_killed_half_way_repeat_nothing_that_was_finished(
     tmp_path: Path,
