@@ -38,6 +38,7 @@ class Arm:
     agents: int
     about: str = ""
     settings: Layer = field(default_factory=dict)
+    forgetting: Sequence[int] = ()  # budgets at which it is measured, right after each task
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Study:
     def _point(self, arm: Arm, steps: int, seed: int) -> Point:
         labels = {"arm": arm.name, "steps": str(steps), "seed": str(seed)}
         flags = self.settings | {"train.steps": steps} | arm.settings | {"seed": seed}
+        if steps in arm.forgetting:
+            flags["evaluation.tasks"] = "after"
         return Point(name_of(labels), resolved(flags, environ={}), arm.agents, labels)
 
 
