@@ -150,7 +150,21 @@ def cell(scores: Any, budget: int = 100, arm: str = "arm", **given: Any) -> Cell
     spent = {"steps": np.full(len(seeds), float(budget))}
     spent |= {"seconds": spent["steps"] / 10}
     facts: dict[str, Any] = {"learnt": final, "points": final, "costs": spent, "seeds": seeds}
+    facts["taught"] = np.zeros_like(final, dtype=bool)
     return Cell(arm, budget, final=final, **(facts | given))
+
+
+def test_students_are_compared_with_players_where_these_have_clearly_learnt() -> None:
+    """Three games: learnt by a player and passed on by 80 %; hardly learnt; played by all."""
+    player, student = [[110.0, 11, 9], [90.0, 9, 9]], [[90.0, 50, 9], [74.0, 50, 9]]
+    points = np.stack([player, student], axis=1)
+    taught = np.zeros((2, 2, 3), dtype=bool)
+    taught[:, 1, :2] = True
+    shared = cell([[0.0] * 3] * 2, points=points, taught=taught)
+    (part, low, high), games = shared.passed_on(np.full(3, 10.0), np.ones(3))
+    assert games == 1 and part == pytest.approx((82 - 10) / (100 - 10)) and low <= part <= high
+    found, games = shared.on([0]).passed_on(np.full(3, 10.0), np.ones(3))
+    assert games == 0 and isnan(found[0]), "one seed does not tell what is clearly learnt"
 
 
 def test_intervals_draw_seeds_and_one_seed_tells_none() -> None:
@@ -307,6 +321,9 @@ def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
     assert equal.endswith("lower by more than two standard errors on 0 of 3 games.")
     forgets = "share forgets 0.0 % (0.0 to 0.0) at 1,000, 0.0 % (0.0 to 0.0) at 2,000."
     assert rest[0] == f"Of its score above random play {forgets}"
+    whole = "100.0 % (100.0 to 100.0)"
+    passed = f"{whole} at 1,000 (3 games), {whole} at 2,000 (3 games) of their players' score"
+    assert rest.pop(1).startswith(f"Students of share have, without own steps, {passed}")
     assert rest[1] == "share takes 0 steps for decisions."
     assert rest[2].endswith("2.8 for share at 1,000 and 2.8 for none at 1,000.")
     assert rest[3].startswith(
@@ -430,6 +447,7 @@ def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
     file = str(written(tmp_path))
     save(tmp_path / "there", "study", read(Path(file)).points())
     refused(["study", file, "--arms", "none,distil", "--dry-run"], "--arms distil: the study has")
+    refused(["study", file, "--steps", "7", "--dry-run"], "--steps 7: the study has")
     refused(["study", file, "--seeds", "9", "--dry-run"], "--seeds 9: the study has 1, 2")
     refused(["study", "--report"], "of which study")
     refused(["study", file, "--resume", str(tmp_path / "there")], "leave out .STUDY")

@@ -93,6 +93,7 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
 @click.command()
 @click.argument("name", metavar="[STUDY]", default="sharing")
 @click.option("--arms", metavar="LIST", help="Run only these arms now.")
+@click.option("--steps", metavar="LIST", help="Run only these budgets of the study now.")
 @click.option("--seeds", metavar="LIST", help="Run only these seeds of the study now.")
 @run_options
 def study(**options: Any) -> None:
@@ -105,7 +106,7 @@ def study(**options: Any) -> None:
 
     \b
     canal-mpi study --dry-run
-    canal-mpi study --arms none,share --seeds 201,202
+    canal-mpi study --arms none,share --steps 11000 --seeds 201,202
     canal-mpi study --resume docs/study --report
     """
     from canal_mpi.experiments import study as studies
@@ -121,7 +122,9 @@ def study(**options: Any) -> None:
         folder = begun("study", options, points, f"study-{path.stem}")
         if not options["dry_run"]:
             write_whole(folder / studies.FILE, path.read_bytes())
-    chosen = _part(_part(points, "arm", options["arms"]), "seed", options["seeds"])
+    chosen = points
+    for axis, option in {"arm": "arms", "steps": "steps", "seed": "seeds"}.items():
+        chosen = _part(chosen, axis, option, options[option])
     execute("study", folder, points, options, collect, chosen)
 
 
@@ -129,12 +132,12 @@ def _words(text: str | None) -> list[str]:
     return [] if text is None else [word.strip() for word in text.split(",")]
 
 
-def _part(points: "list[Point]", axis: str, text: str | None) -> "list[Point]":
+def _part(points: "list[Point]", axis: str, option: str, text: str | None) -> "list[Point]":
     """The points with one of these values; random play gives the scale of all."""
     wanted = _words(text)
     known = dict.fromkeys(point.settings[axis] for point in points)
     if odd := [word for word in wanted if word not in known]:
-        raise UsageError(f"--{axis}s {odd[0]}: the study has {', '.join(known)}.")
+        raise UsageError(f"--{option} {odd[0]}: the study has {', '.join(known)}.")
     if not wanted:
         return points
     return [p for p in points if p.settings[axis] in wanted or p.settings["arm"] == "random"]
@@ -149,7 +152,7 @@ def resumed(kind: str, options: dict[str, Any]) -> Path | None:
         if options["report"]:
             raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
         return None
-    may = WITH_RESUME | ({"arms", "seeds"} if kind == "study" else set())
+    may = WITH_RESUME | ({"arms", "steps", "seeds"} if kind == "study" else set())
     if given := [option for name, option in typed_options().items() if name not in may]:
         raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
     return Path(options["resume"]).absolute()

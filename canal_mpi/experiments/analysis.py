@@ -13,7 +13,7 @@ import numpy as np
 
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import Interval, bootstrap, costs, mean_score, ratio
+from canal_mpi.report.statistics import UNKNOWN, Interval, bootstrap, costs, mean_score, ratio
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Measured
@@ -31,6 +31,7 @@ class Cell:
     final: Array  # [seed, agent, task] normalised score at the end
     learnt: Array  # [seed, agent, task] normalised score right after the task
     points: Array  # [seed, agent, task] score at the end in game points
+    taught: Array  # [seed, agent, task] whether a lesson alone taught it, without own steps
     costs: Mapping[str, Array]  # [seed] each, as `costs` names them
     can_forget: bool = True  # whether tasks share any weight
 
@@ -45,6 +46,7 @@ class Cell:
             np.stack([run.P[:, -1] for run in measured]),
             np.stack([run.learnt for run in measured]),
             np.stack([run.raw[:, run.rounds_done] for run in measured]),
+            np.stack([_taught(run) for run in runs]),
             {name: np.array([one[name] for one in spent]) for name in spent[0]},
             runs[0].setting("learn.heads") != "separate",
         )
@@ -87,6 +89,25 @@ class Cell:
 
         return bootstrap(lost, self.learnt.mean(axis=1), self.scores)
 
+    def passed_on(self, random: Array, error: Array) -> tuple[Interval, int]:
+        """What part of the players' score above random play their students have; on how many games.
+
+        Games count alike: those on which players are above it by two standard errors over seeds.
+        """
+        both = (self.taught.any(axis=1) & ~self.taught.all(axis=1)).all(axis=0)
+        sides = (np.where(who, self.points, nan)[..., both] for who in (self.taught, ~self.taught))
+        students, players = (np.nanmean(side, axis=1) - random[both] for side in sides)
+        count, above = len(players), players.mean(axis=0)
+        spread = players.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else inf
+        clear = above > 2 * np.hypot(spread, error[both])
+
+        def part(ours: Array, theirs: Array) -> Any:
+            return ratio(mean_score(ours / above[clear]), mean_score(theirs / above[clear]))
+
+        if not clear.any():
+            return UNKNOWN, 0
+        return bootstrap(part, students[:, clear], players[:, clear]), int(clear.sum())
+
     def points_by_task(self) -> list[tuple[float, float]]:
         """The mean over seeds of the game points on each task, and its standard error."""
         return [(m.mean(seeds), m.standard_error(seeds)) for seeds in self.points.mean(axis=1).T]
@@ -94,9 +115,19 @@ class Cell:
     def on(self, seeds: Sequence[int]) -> "Cell":
         """The same on these seeds alone, in their order."""
         rows = [self.seeds.index(seed) for seed in seeds]
-        scores = {name: getattr(self, name)[rows] for name in ("final", "learnt", "points")}
+        names = ("final", "learnt", "points", "taught")
+        scores = {name: getattr(self, name)[rows] for name in names}
         spent = {name: values[rows] for name, values in self.costs.items()}
         return replace(self, seeds=tuple(seeds), costs=spent, **scores)
+
+
+def _taught(run: Run) -> Array:
+    """[agent, task]: whether a lesson taught it and the agent took no step of its own."""
+    tasks, names = run["tasks"], {task: k for k, task in enumerate(run.tasks)}
+    found = np.zeros((len(run.agents), len(names)), dtype=bool)
+    for agent, task, steps in zip(*(tasks[c] for c in ("agent", "task", "env_steps")), strict=True):
+        found[run.agents.index(agent), names[task]] = steps == 0
+    return found
 
 
 def scale_of(tasks: Sequence[str], random: Array, baseline: Sequence[Run]) -> Scale:

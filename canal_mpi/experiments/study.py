@@ -191,6 +191,12 @@ def findings(results: Results) -> Iterator[str]:
     if known:
         parts = ", ".join(f"{percent(lost)} at {cell.budget:,}" for cell, lost in known)
         yield f"Of its score above random play {main[0].arm} forgets {parts}."
+    passed = [(c, *c.passed_on(results.random, results.random_error)) for c in main]
+    if told := [f"{percent(p)} at {c.budget:,} ({n} games)" for c, p, n in passed if n]:
+        yield (
+            f"Students of {main[0].arm} have, without own steps, {', '.join(told)} of their "
+            "players' score above random play, on games where players are clearly above it."
+        )
     if main:
         decided = sum(float(cell.costs["decisions"].sum()) for cell in main)
         yield f"{main[0].arm} takes {decided:,.0f} steps for decisions."
