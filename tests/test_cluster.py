@@ -60,11 +60,18 @@ def test_settings_of_a_host_reach_its_agent(hosts: Path) -> None:
     assert agents["threads"].tolist() == [1, 2]
 
 
+LOW = "cd /sys/devices/system/cpu; mount -t tmpfs tmpfs $PWD; cd .; mkdir cpu0 cpu1; "
+LOW += "echo 1 > cpu0/online; echo 0 > cpu1/online; cd /"  # as nvpmodel does
+
+
 def test_doctor_finds_three_hosts_fit(mpi: str, hosts: Path) -> None:
+    on_host(hosts, "gamma", LOW)
     options = over(hosts, "alpha\nbeta:1\ngamma slots=1\n")
     result = canal(hosts, mpi, "doctor", *options, "--job", "smoke", "--out", f"{hosts}/shared")
     assert result.code == 0, result.out + result.err
     assert "Fit to run." in result.out
+    note = "gamma is in a low power mode (1 of 2 cores are off): `sudo nvpmodel"
+    assert result.out.count("low power mode") == result.out.count(note) == 1
 
 
 def make_unfit(hosts: Path) -> None:
@@ -78,7 +85,7 @@ def make_unfit(hosts: Path) -> None:
     )
     full = f"mount -t tmpfs -o size=6m tmpfs {hosts}/shared; head -c 4M /dev/zero > "
     on_host(hosts, "beta", f"{full}{hosts}/shared/big")
-    fake = f"LD_PRELOAD={FAKETIME} FAKETIME=+90s FAKETIME_DONT_FAKE_MONOTONIC=1"
+    fake = f"LD_PRELOAD={FAKETIME} FAKETIME=+1h FAKETIME_DONT_FAKE_MONOTONIC=1"
     on_host(hosts, "gamma", f"export {fake}")
 
 
@@ -96,7 +103,7 @@ def test_doctor_finds_what_is_wrong_with_each_host(mpi: str, hosts: Path) -> Non
         and "install the same" in lines["alpha"]
     )
     assert "of disk free, the job needs up to" in lines["beta"]
-    assert "its clock is 90 s ahead" in lines["gamma"]
+    assert "its clock is 3600 s ahead: sudo timedatectl" in lines["gamma"]
     assert "delta does not answer (No route to host)" in lines["delta"]
     assert "4 things to fix." in result.out
 
@@ -107,12 +114,15 @@ CUT_OUT = "mkdir {0}/up {0}/work; cd {1}/lib/python3*/site-packages; mount -t ov
 CUT_OUT += "lowerdir=$PWD,upperdir={0}/up,workdir={0}/work $PWD; cd .; rm -r $PWD/{2}; cd /"
 SMALL = "sed 's/^MemTotal:.*/MemTotal: 4000000 kB/; s/^SwapTotal:.*/SwapTotal: 0 kB/' /proc/meminfo"
 SMALL += " > {0}/memory; mount --bind {0}/memory /proc/meminfo"
+TWIN = "hostname alpha; echo 1 > {0}/boot; mount --bind {0}/boot /proc/sys/kernel/random/boot_id"
 BROKEN = {
     "old glibc": (BARE, "glibc 2.27", "getconf", "its glibc 2.27 is older than the 2.28"),
     "old Python": (BARE, "Python 3.6.9", "python3", "its Python is 3.6, and canal-mpi needs 3.11"),
     "other machine": (BARE, "aarch64", "uname", "it is aarch64, and this machine x86_64"),
     "missing wheel": (CUT_OUT, "psutil", "", "psutil is missing there: pip install"),
     "no swap": (SMALL, "", "", "no swap beside 4.1 GB of memory: sudo fallocate"),
+    "one name": (TWIN, "", "", "calls itself alpha, and so does alpha: sudo hostnamectl"),
+    "another name": ("hostname alpha", "", "", "it is alpha under another name: leave it out"),
 }
 
 

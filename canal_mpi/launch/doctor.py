@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,10 @@ MAX_CLOCK_OFFSET = 2.0  # seconds: it shows in the times of logs and files
 AT_ONCE = 8  # hosts that are asked at the same time
 PROCESS_BYTES = 300 << 20  # of a rank before it has a row
 LITTLE_MEMORY = 4.5e9  # bytes of a board that needs swap beside it
+CPU = Path("/sys/devices/system/cpu")
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one on every running machine
+SELF_SCALING = ("intel_pstate", "amd-pstate-epp")  # drivers whose `powersave` is fast under load
+FULL_POWER = "`sudo nvpmodel -m 0 && sudo jetson_clocks` on a Jetson, elsewhere see `cpupower`"
 WIDTH = 200  # characters of a line that no terminal shows
 
 
@@ -155,8 +160,11 @@ def check(request: CheckRequest) -> CheckReport:
             report.hosts = list(pool.map(lambda host: _check_host(host, request), request.hosts))
     for host in report.hosts:
         report.problems += [(host.host, words) for words in host.problems(here.facts)]
+        if limits := host.facts.get("power"):
+            report.notes.append(f"{host.host} is in a low power mode ({limits}): {FULL_POWER}")
         if host.ranks > (cores := host.facts.get("cores", host.ranks)):
             report.notes.append(f"{host.host} has {cores} cores for {host.ranks} ranks")
+    report.problems += same_names(report.hosts)
     if no_mpi:
         report.notes.append(no_mpi)
     elif not any(host.no_answer for host in report.hosts):
@@ -166,6 +174,21 @@ def check(request: CheckRequest) -> CheckReport:
         if trouble := ask_program(together, request.seconds).trouble:
             report.problems.append(("mpirun", f"ranks don't reach each other: {trouble}"))
     return report
+
+
+def same_names(hosts: Sequence[HostCheck]) -> Iterator[tuple[str, str]]:
+    """Hosts that call themselves as one before them does, with the remedy."""
+    first: dict[str, HostCheck] = {}
+    for host in hosts:
+        name = host.facts.get("host")
+        if name is None or (before := first.setdefault(name, host)) is host:
+            continue
+        if host.facts.get("boot") == before.facts.get("boot"):
+            words = f"it is {before.host} under another name"
+            yield host.host, f"{words}: leave it out, and give {before.host} its ranks"
+        else:
+            words = f"it calls itself {name}, and so does {before.host}"
+            yield host.host, f"{words}: sudo hostnamectl set-hostname {host.host}, there"
 
 
 def _check_host(host: Host, request: CheckRequest) -> HostCheck:
@@ -198,6 +221,8 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
     from canal_mpi.rank.world import code_digest
 
     questions: dict[str, Callable[[], Any]] = {
+        "host": socket.gethostname,
+        "boot": BOOT.read_text,
         "machine": platform.machine,
         "python": lambda: ".".join(platform.python_version_tuple()[:2]),
         "canal-mpi": lambda: f"{__version__} {code_digest()}",
@@ -206,6 +231,7 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
         "ale-py": lambda: _version("ale-py"),
         "games": lambda: sum(_loads(game) for game in games),
         "device": lambda: _device(device),
+        "power": power_limits,
         "cores": lambda: len(os.sched_getaffinity(0)),
         "memory": lambda: int(psutil.virtual_memory().available),
         "total memory": lambda: int(psutil.virtual_memory().total),
@@ -251,6 +277,33 @@ def _loads(game: str) -> bool:
 
     envs.make_game(game, TaskConfig(), np.random.SeedSequence(0)).close()
     return True
+
+
+def power_limits(cpu: Path = CPU) -> str:
+    """How its power mode slows this host, as far as the kernel tells; empty where it does not."""
+
+    def told(path: Path) -> str:
+        with suppress(OSError):
+            return path.read_text().strip()
+        return ""
+
+    cores, found = sorted(cpu.glob("cpu[0-9]*")), []
+    off = sum(told(core / "online") == "0" for core in cores)
+    if off and told(cpu / "smt" / "control") not in ("off", "forceoff"):
+        found.append(f"{off} of {len(cores)} cores are off")
+    for core in cores:
+        limit, able = (
+            told(core / "cpufreq" / f"{name}_max_freq") for name in ("scaling", "cpuinfo")
+        )
+        if limit and able and int(limit) < int(able):
+            found.append(f"{core.name} runs at {int(limit) // 1000} of {int(able) // 1000} MHz")
+            break
+    governor, driver = (
+        told(cpu / f"cpu0/cpufreq/scaling_{name}") for name in ("governor", "driver")
+    )
+    if governor == "powersave" and driver not in SELF_SCALING:
+        found.append("cpufreq's governor is powersave")
+    return ", ".join(found)
 
 
 def _disk(folder: Path) -> int:
