@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from launch import SMOKE
 from launch import run as run_command
 from madeup import write_run
 
 from canal_mpi import errors
+from canal_mpi.cli import cli
 from canal_mpi.errors import (
     CanalError,
     UsageError,
@@ -60,6 +62,18 @@ def test_a_library_that_a_small_install_leaves_out_is_named_in_one_line(tmp_path
     ]:
         done = run_command(["canal-mpi", *words], PYTHONPATH=str(tmp_path))
         assert (done.code, done.err) == (2, f"canal-mpi: {line}\n")
+
+
+def test_many_runs_are_not_started_where_nothing_can_draw_their_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for library in ("matplotlib", "jinja2"):
+        monkeypatch.setitem(sys.modules, library, None)
+        for kind in ("compare", "sweep", "study"):
+            said = str(CliRunner().invoke(cli, [kind]).exception)
+            assert said == f"the page of a {kind} needs {library}: pip install {library}."
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`canal-mpi compare`, `sweep` and `study`: many runs in one folder. Loads no torch and no MPI."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from canal_mpi.commands import typed_options
-from canal_mpi.errors import RankFailed, Stopped, UsageError
+from canal_mpi.errors import RankFailed, Stopped, UsageError, needed_for
 
 if TYPE_CHECKING:
     from canal_mpi.experiments.points import Point
@@ -56,6 +57,7 @@ def sweep(**options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
+    prepare("sweep")
     from canal_mpi.experiments.points import load_points
     from canal_mpi.experiments.sweep import collect
 
@@ -79,11 +81,10 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
     steps and time beside each other, and DIR/report.html has the pictures. More --seeds make it
     surer; the same command again resumes, or only tells the answer.
     """
+    prepare("compare")
     from canal_mpi.experiments.sweep import answer, grid, named
     from canal_mpi.experiments.sweep import seeds as seeds_of
-    from canal_mpi.launch.mpirun import refuse_mpirun
 
-    refuse_mpirun("compare")
     axes = [named("policy", "share.policy", ["none", "exact"]), seeds_of(seeds, 1)]
     points = grid(axes, {}, job_file)
     folder = begun("sweep", options, points, "compare")
@@ -109,6 +110,7 @@ def study(**options: Any) -> None:
     canal-mpi study --arms none,share --steps 11000 --seeds 201,202
     canal-mpi study --resume docs/study --report
     """
+    prepare("study")
     from canal_mpi.experiments import study as studies
     from canal_mpi.experiments.page import collect
     from canal_mpi.experiments.points import load_points
@@ -128,6 +130,16 @@ def study(**options: Any) -> None:
     execute("study", folder, points, options, collect, chosen)
 
 
+def prepare(kind: str) -> None:
+    """Refuse what would fail later: a launcher around it, or no library that draws the page."""
+    from canal_mpi.launch.mpirun import refuse_mpirun
+
+    refuse_mpirun(kind)
+    with needed_for(f"the page of a {kind}"):
+        for library in ("jinja2", "matplotlib"):
+            import_module(library)
+
+
 def _words(text: str | None) -> list[str]:
     return [] if text is None else [word.strip() for word in text.split(",")]
 
@@ -145,9 +157,6 @@ def _part(points: "list[Point]", axis: str, option: str, text: str | None) -> "l
 
 def resumed(kind: str, options: dict[str, Any]) -> Path | None:
     """The folder that `--resume` names, if it does; UsageError for what does not go with it."""
-    from canal_mpi.launch.mpirun import refuse_mpirun
-
-    refuse_mpirun(kind)
     if options["resume"] is None:
         if options["report"]:
             raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
