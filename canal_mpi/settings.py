@@ -121,7 +121,7 @@ class ReuseConfig:
         0.0, "own steps after a lesson, as a fraction of train.steps; 0: fewest, 1: improve", 0, 1
     )
     pretrain_updates: float = setting(
-        0.5, "most updates on a lesson before the first own step, as such a fraction", 0, 100
+        0.25, "most updates on a lesson before the first own step, as such a fraction", 0, 100
     )
     lesson_fraction: float = setting(
         0.5, "fraction of a batch drawn from lessons while playing", 0, 1
