@@ -404,8 +404,8 @@ def test_the_same_published_files_give_the_same_page_and_nothing_of_it_is_cut_of
     """Of each run only run.h5 and job.toml are needed."""
     a_study(tmp_path)
     found = []
-    for _ in range(2):
-        cli(["study", "--resume", str(tmp_path), "--report"], standalone_mode=False)
+    for words in (["study", "--report", "--resume"], ["report"]):
+        cli([*words, str(tmp_path)], standalone_mode=False)
         files = ("table.csv", "report.html", "figures/iqm.svg", "figures/iqm.pdf")
         found.append([(tmp_path / name).read_bytes() for name in files])
         for file in (tmp_path / "jobs").glob("*"):

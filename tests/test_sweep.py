@@ -33,7 +33,6 @@ from canal_mpi.experiments.runner import (
     seconds_left,
     table,
 )
-from canal_mpi.experiments.sweep import answer
 from canal_mpi.results.files import write_arrays
 from canal_mpi.results.inspect import differences
 from canal_mpi.settings import Job
@@ -279,17 +278,24 @@ def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_compare_answers_in_a_sentence_with_a_picture(tmp_path: Path) -> None:
+def test_the_report_of_a_comparison_tells_its_answer_in_a_sentence_and_draws_it_as_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     points = [madeup_point(tmp_path, name, share=name == "exact") for name in ("none", "exact")]
-    said = answer(tmp_path, points)
-    assert (
-        said[0].startswith("Sharing: about the same score at the end (")
-        and "× fewer steps" in said[0]
-    )
-    assert said[0].endswith("; one seed: may be luck.")
-    assert (tmp_path / "figures/progress-time.png").is_file()
-    assert said[-1] == f"Report:  {tmp_path / 'report.html'}"
-    assert answer(tmp_path, points[:1])[0].startswith("Table:")  # the other is not finished yet
+    save(tmp_path, "sweep", points)
+    cli(["report", str(tmp_path)], standalone_mode=False)
+    said = capsys.readouterr().out.splitlines()[4:]
+    assert said[0].startswith("Sharing: about the same score at the end (")
+    assert "× fewer steps" in said[0] and said[0].endswith("; one seed: may be luck.")
+    files = {"Table": "table.csv", "Figures": "figures", "Report": "report.html"}
+    assert said[1:] == [f"{f'{name}:':<8} {tmp_path / file}" for name, file in files.items()]
+    pictures = {file.name for file in (tmp_path / "figures").iterdir()}
+    assert {f"progress-time.{kind}" for kind in ("pdf", "svg", "png")} < pictures
+    save(tmp_path, "sweep", points[:1])  # the other is not there yet
+    cli(["report", str(tmp_path)], standalone_mode=False)
+    assert capsys.readouterr().out.splitlines()[-2].startswith("Table:")
+    with pytest.raises(UsageError, match=r"goes into its own folder.*--out"):
+        cli(["report", str(tmp_path), "--out", "x.html"], standalone_mode=False)
 
 
 def test_compare_runs_the_same_job_without_sharing_and_with_it(tmp_path: Path) -> None:

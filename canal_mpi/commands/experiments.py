@@ -82,13 +82,13 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
     surer; the same command again resumes, or only tells the answer.
     """
     prepare("compare")
-    from canal_mpi.experiments.sweep import answer, grid, named
+    from canal_mpi.experiments.sweep import collect, grid, named
     from canal_mpi.experiments.sweep import seeds as seeds_of
 
     axes = [named("policy", "share.policy", ["none", "exact"]), seeds_of(seeds, 1)]
     points = grid(axes, {}, job_file)
     folder = begun("sweep", options, points, "compare")
-    execute("sweep", folder, points, options, answer)
+    execute("sweep", folder, points, options, collect)
 
 
 @click.command()
@@ -108,7 +108,7 @@ def study(**options: Any) -> None:
     \b
     canal-mpi study --dry-run
     canal-mpi study --arms none,share --steps 11000 --seeds 201,202
-    canal-mpi study --resume docs/study --report
+    canal-mpi report runs/study-sharing
     """
     prepare("study")
     from canal_mpi.experiments import study as studies
@@ -138,6 +138,18 @@ def prepare(kind: str) -> None:
     with needed_for(f"the page of a {kind}"):
         for library in ("jinja2", "matplotlib"):
             import_module(library)
+
+
+def report_again(folder: Path, kind: str) -> None:
+    """Make page, figures and table of a sweep or study again from its finished runs."""
+    from canal_mpi.experiments import page, sweep
+    from canal_mpi.experiments.points import load_points
+
+    if given := [option for name, option in typed_options().items() if name != "runs"]:
+        raise UsageError(f"the report of a {kind} goes into its own folder: leave out {given[0]}.")
+    collect = page.collect if kind == "study" else sweep.collect
+    points = load_points(folder, kind)
+    execute(kind, folder, points, {"report": True, "dry_run": False}, collect)
 
 
 def _words(text: str | None) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
+from canal_mpi.commands.experiments import report_again
 from canal_mpi.errors import UsageError, needed_for
 
 PATH = click.Path(path_type=Path)
@@ -115,11 +116,15 @@ def report(runs: tuple[Path, ...], **options: Any) -> None:
     """Make one HTML page of a RUN, or of several to compare them.
 
     Runs that differ only in their seed are taken together; a run without sharing is the baseline,
-    a run of one agent the single agent of ILA, TLA and TA.
+    a run of one agent the single agent of ILA, TLA and TA. The folder of a sweep or study gets its
+    page, figures and table again.
     """
     with needed_for("a report"):
+        from canal_mpi.experiments.points import kind_of
         from canal_mpi.report.report import write_report
 
+        if len(runs) == 1 and (kind := kind_of(runs[0])):
+            return report_again(runs[0].absolute(), kind)
         for path in write_report(runs, **options):
             click.echo(path)
 

@@ -114,13 +114,16 @@ def job_file(folder: Path, name: str) -> Path:
     return beside if beside.is_file() and not path.is_file() else path
 
 
+def kind_of(folder: Path) -> str:
+    """The kind of experiment that was started here before, or nothing."""
+    return str(_index(folder)["kind"]) if (folder / INDEX).is_file() else ""
+
+
 def has_index(folder: Path, kind: str) -> bool:
     """Whether such an experiment was started here before; UsageError if it is of the other kind."""
-    if not (folder / INDEX).is_file():
-        return False
-    if (found := _index(folder)["kind"]) != kind:
+    if (found := kind_of(folder)) not in ("", kind):
         raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` resumes it.")
-    return True
+    return bool(found)
 
 
 def load_points(folder: Path, kind: str) -> list[Point]:

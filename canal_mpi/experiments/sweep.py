@@ -3,7 +3,7 @@
 import csv
 import io
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -21,9 +21,9 @@ from canal_mpi.experiments.points import (
 )
 from canal_mpi.launch.hostfile import MOST_RANKS, emulated, is_here, read_hosts, total
 from canal_mpi.report.figures import mixes
-from canal_mpi.report.report import Beside, answers, comparison_pictures, unlike, write_report
+from canal_mpi.report.report import Beside, answers, comparison_pictures, page, unlike
 from canal_mpi.report.statistics import costs
-from canal_mpi.results.compare import Measured, compare, scale_for
+from canal_mpi.results.compare import Comparison, Measured, compare, scale_for
 from canal_mpi.results.files import file_name, write_whole
 from canal_mpi.settings import Layer
 
@@ -138,7 +138,7 @@ def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
 
 
 def collect(folder: Path, points: Sequence[Point]) -> list[str]:
-    """Write report.html and table.csv from what is finished; a line for each, or why not."""
+    """Write report.html, figures/ and table.csv from what is finished; what to say of them."""
     runs = finished_runs(folder, points)
     if not runs:
         return ["No point is finished: there is nothing to report."]
@@ -153,28 +153,25 @@ def collect(folder: Path, points: Sequence[Point]) -> list[str]:
     write_csv(folder / "table.csv", rows)
     notes = [f"Table:   {folder / 'table.csv'}"]
     try:
-        write_report([folder / name for name in runs], folder / "report.html")
         comparison = compare(list(runs.values()))
-        if hosts := mixes(comparison):
-            told = [f"{it.question} {it.answer}. {it.words}" for it in answers(comparison)[:2]]
-            notes = [*told, *unlike(comparison.groups, hosts), *notes]
-        return [*notes, f"Report:  {folder / 'report.html'}"]
     except UsageError as error:  # runs of other tasks are no comparison, but each is there
         return [*notes, f"No report: {error}"]
-
-
-def answer(folder: Path, points: Sequence[Point]) -> list[str]:
-    """The same, and in one sentence what sharing gained, with its picture."""
-    notes, runs = collect(folder, points), list(finished_runs(folder, points).values())
-    comparison = compare(runs)
-    shares = [group for group in comparison.groups if group.shares]
-    if not shares or comparison.baseline is None:
-        return notes
     pictures = comparison_pictures(comparison).files(folder / "figures")
-    for path, data in pictures.items():
+    files = pictures | {folder / "report.html": page(comparison).encode()}
+    for path, data in files.items():
         write_whole(path, data)
-    picture = folder / "figures" / "progress-time.png"
-    return [f"Sharing: {Beside(shares[0], comparison.baseline)}.", f"Picture: {picture}", *notes]
+    notes += [f"Figures: {folder / 'figures'}"] if pictures else []
+    return [*_answers(comparison), *notes, f"Report:  {folder / 'report.html'}"]
+
+
+def _answers(comparison: Comparison) -> Iterator[str]:
+    """Which mix of hosts is fastest; what sharing gained, where there is one way to share."""
+    if hosts := mixes(comparison):
+        yield from (f"{it.question} {it.answer}. {it.words}" for it in answers(comparison)[:2])
+        yield from unlike(comparison.groups, hosts)
+    shares = [group for group in comparison.groups if group.shares]
+    if len(shares) == 1 and comparison.baseline is not None:
+        yield f"Sharing: {Beside(shares[0], comparison.baseline)}."
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
