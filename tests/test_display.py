@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,9 @@ def test_a_run_without_a_job_says_at_the_start_how_long_it_will_take(
         told.append(int(found[1]) * {"min": 1, "h": 60}[found[2]])
     assert 2 <= told[0] <= 60 and told[1] > 5 * told[0]
     assert 0.01 < core_speed() < 100
+    job = replace(job, tasks=("Krull", "Pong"), train=replace(job.train, win_return=("Pong=18",)))
+    _, line = greeting(world, Plan(job, tmp_path, "x", 0, orders, edges), 0, 0, 0)
+    assert line == "Tasks end early at a mean return of Pong=18; none is known for Krull"
 
 
 def test_the_time_from_pixels_is_estimated_too_and_grows_with_its_updates(tmp_path: Path) -> None:

@@ -74,6 +74,9 @@ def test_wins_that_mean_nothing_are_refused() -> None:
         flags = {"tasks": "CartPole-v1", "train.win_return": win}
         with pytest.raises(UsageError, match=words):
             envs.named(resolve(flags, environ={}))
+    flags = {"tasks": "Pong,Krull", "train.win_return": "known"}
+    with pytest.raises(UsageError, match="gymnasium knows none of Pong, Krull; expected numbers"):
+        envs.named(resolve(flags, environ={}))
 
 
 def test_agents_start_from_the_learners_of_another_run(tmp_path: Path) -> None:

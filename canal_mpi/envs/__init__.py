@@ -58,7 +58,14 @@ def canonical(name: str) -> str:
 def named(job: Job) -> Job:
     """The job with every task under its one name, and its win returns; refuses unknown tasks."""
     job = with_tasks(job, [canonical(task) for task in job.tasks])
-    return replace(job, train=replace(job.train, win_return=tuple(_win_returns(job))))
+    wins = tuple(_win_returns(job))
+    if job.train.win_return and not wins:
+        names = ", ".join(job.tasks)
+        raise UsageError(
+            f"train.win_return: found 'known', and gymnasium knows none of {names}; "
+            f"expected numbers, as in {job.tasks[0]}=18."
+        )
+    return replace(job, train=replace(job.train, win_return=wins))
 
 
 def _win_returns(job: Job) -> Iterator[str]:

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from math import isfinite, nan
+from math import isfinite, isinf, nan
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -19,7 +19,7 @@ import numpy as np
 
 from canal_mpi import __version__
 from canal_mpi.errors import StorageError, logger
-from canal_mpi.games import human_normalised
+from canal_mpi.games import human_normalised, win_return_of
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import nobody_reads, terminal
 from canal_mpi.rank.plan import Plan, Workload, core_speed
@@ -364,6 +364,10 @@ def greeting(
             f"One agent (agent {world.agent}), no sharing; five that share: "
             "mpirun -np 5 canal-mpi train with the same options"
         )
+    if wins := job.train.win_return:
+        others = [task for task in job.tasks if isinf(win_return_of(wins, task))]
+        never = f"; none is known for {', '.join(others)}" if others else ""
+        yield f"Tasks end early at a mean return of {', '.join(wins)}{never}"
     if "none" not in (job.share.policy, job.share.topology):
         yield from (f"warning: {words}" for words in warnings(set(plan.edges), size))
 
