@@ -14,6 +14,7 @@ from canal_mpi import envs
 from canal_mpi.config import resolve
 from canal_mpi.errors import CanalError, UsageError
 from canal_mpi.games import win_return_of
+from canal_mpi.report.report import write_report
 from canal_mpi.results.files import read_arrays
 from canal_mpi.results.reader import Run
 
@@ -129,6 +130,9 @@ def test_the_best_networks_are_those_of_right_after_the_tasks(out: Path) -> None
         assert found["return"].mean() == score
         found = canal_mpi.evaluate(run, tasks=TASKS[1:], episodes=2, tag=tag)
         assert found["return"].mean() == 2.0
+    write_report([out], experts=())
+    page = (out / "report.html").read_text()
+    assert "1 → 0." in page and "canal-mpi evaluate RUN --tag best" in page
     start = np.eye(small.PLACES, dtype=np.float32)[0]
     policy = run.policy(trust=True, tag="best")
     assert [policy.act(task, start) for task in (*TASKS, *TASKS)] == [1, 0, 1, 0]

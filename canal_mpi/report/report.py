@@ -205,6 +205,8 @@ def forgot(measured: Measured) -> Card:
     words = f"Mean score ({measured.scale.name}) right after tasks and at the end: {change}."
     if lower:
         words += f" Lower by more than the standard error over agents: {', '.join(lower)}."
+        if measured.run.setting("evaluation.tasks") == "after":
+            words += " The networks of then are kept: canal-mpi evaluate RUN --tag best."
     answer = f"lower on {len(lower)} of {len(tasks)}" if lower else "no task clearly lower"
     bad = first - last > 0.05 or len(lower) > len(tasks) / 2
     return Card(question, answer, words, "bad" if bad else "" if lower else "good")
