@@ -1,10 +1,12 @@
 """Errors with their exit codes, lookup of names with suggestions, and the log."""
 
 import importlib
+import inspect
 import logging
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -93,14 +95,32 @@ def lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
     return import_name(kind, found) if isinstance(found, str) else found
 
 
+TAKES = {  # what a function or class of the user's own is called with
+    "algorithm": ("spaces", "job", "seed_of"),
+    "distance": ("a", "b"),
+    "network": ("shape", "widths", "layer_norm"),
+    "order": ("tasks", "agent", "seed"),
+    "policy": ("need", "offers"),
+    "topology": ("size",),
+}
+
+
 def import_name(kind: str, path: str) -> Any:
     """Import `module:name`; only for names from the user's own job."""
     module, _, attribute = path.partition(":")
-    found = getattr(import_module(module, f"{kind} '{path}'"), attribute, None)
+    there = import_module(module, f"{kind} '{path}'")
+    found = getattr(there, attribute, None)
     if found is None:
-        raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'.")
+        hint = suggestion(attribute, vars(there)) or "."
+        raise UsageError(f"{kind} '{path}': module '{module}' has no '{attribute}'{hint}")
     if not callable(found):
         raise UsageError(f"{kind} '{path}': expected a function or class, not {found!r:.40}.")
+    with suppress(ValueError):  # what is written in C may not tell
+        try:
+            inspect.signature(found).bind(*TAKES[kind])
+        except TypeError as error:
+            wanted = f"expected a function or class that takes ({', '.join(TAKES[kind])})"
+            raise UsageError(f"{kind} '{path}': {wanted}: {error}.") from error
     return found
 
 
@@ -108,9 +128,11 @@ def import_module(module: str, whose: str) -> ModuleType:
     """A module that the user's own job names; what goes wrong inside it is said, with its place."""
     try:
         return importlib.import_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = f"{type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
+        if isinstance(error, ModuleNotFoundError) and module.endswith(".py"):
+            words = f"a module is named without .py: '{module[:-3]}'"
+        elif isinstance(error, ModuleNotFoundError) and error.name == module:
             words = f"there is no such module in {Path.cwd()} or among the installed ones"
         elif not isinstance(error, SyntaxError):  # that one names its place
             words += f" ({place(error)})"
@@ -118,8 +140,11 @@ def import_module(module: str, whose: str) -> ModuleType:
 
 
 def place(error: BaseException) -> str:
-    """Where it was raised."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
+    """Where it was raised: the innermost line that is the user's own, if any is."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(__file__).parent), *sysconfig.get_paths().values(), "<")
+    own = [frame for frame in frames if not frame.filename.startswith(ours)]
+    frame = (own or frames)[-1]
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 

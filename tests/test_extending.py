@@ -110,6 +110,7 @@ def test_what_is_wrong_in_a_module_of_ones_own_is_shown(folder: Path) -> None:
             "NameError: name 'undefined' is not defined (no_name.py, line 2)",
         ),
         "no_syntax": ("def f(:", "SyntaxError: "),
+        "no_return": ("import sys; sys.exit(3)", "SystemExit: 3 (no_return.py, line 1)"),
     }
     for module, (text, words) in broken.items():
         (folder / f"{module}.py").write_text(text)
@@ -120,8 +121,22 @@ def test_what_is_wrong_in_a_module_of_ones_own_is_shown(folder: Path) -> None:
     code, err = refused(folder, "--tasks", "corridor:CorridorUp-v0")
     assert code == 2
     assert "module 'corridor' registers no environment 'CorridorUp-v0'" in err
-    code, err = refused(folder, "--topology", "missing:edges")
-    assert "no such module in" in err
+    (folder / "mine.py").write_text("def even(need): return []")
+    for option, words in {
+        ("--topology", "missing:edges"): "no such module in",
+        ("--share", "mine.py:even"): "a module is named without .py: 'mine'",
+        ("--share", "mine:evn"): "module 'mine' has no 'evn'; did you mean 'even'?",
+        (
+            "--share",
+            "mine:even",
+        ): "policy 'mine:even': expected a function or class that takes (need, offers)",
+        (
+            "--tasks",
+            "Harbour-v0",
+        ): "unknown task 'Harbour-v0'; `canal-mpi config --list-tasks` lists",
+    }.items():
+        code, err = refused(folder, *option)
+        assert code == 2 and words in err, err
 
 
 def refused(folder: Path, *options: str) -> tuple[int, str]:

@@ -46,8 +46,9 @@ def canonical(name: str) -> str:
     try:
         gymnasium.spec(short)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        hint = suggestion(game, known()) or ";"
-        words = f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them."
+        hint = suggestion(game, known(), cutoff=0.75) or ";"
+        words = f"unknown task '{name}'{hint} `canal-mpi config --list-tasks` lists them; "
+        words += "one of your own is module:id."
         if module:
             words = f"task '{name}': module '{module}' registers no environment '{short}'; "
             words += f'gymnasium.register(id="{short}", entry_point=...) in it does.'

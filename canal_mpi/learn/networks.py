@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from canal_mpi.errors import UsageError, logger, lookup
+from canal_mpi.errors import UsageError, logger, lookup, place
 from canal_mpi.interfaces import Array, Spaces
 from canal_mpi.learn import NETWORKS, fast_mlp
 from canal_mpi.learn.fast_mlp import (
@@ -118,11 +118,12 @@ class TorchBackend:
 
     def _trunk(self) -> nn.Module:
         c = self.config
+        make = lookup("network", c.network, NETWORKS)
         try:
-            make = lookup("network", c.network, NETWORKS)
             trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
-        except (TypeError, ValueError) as error:
-            raise UsageError(f"learn.network = {c.network}: {error}.") from error
+        except Exception as error:
+            words = f"{type(error).__name__}: {error} ({place(error)})"
+            raise UsageError(f"learn.network = {c.network}: {words}.") from error
         return trunk
 
     def _features_of(self, trunk: nn.Module) -> int:
@@ -133,10 +134,11 @@ class TorchBackend:
             raise UsageError(f"{name}: expected a torch.nn.Module with a whole number `features`.")
         try:
             with torch.no_grad():
+                trunk(torch.zeros(1, numbers))
                 found = trunk(torch.zeros(2, numbers))
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-            raise UsageError(f"{name}: it fails on [2, {numbers}] observations: {told}") from error
+            told = f"one or two observations [{numbers}]: {type(error).__name__}: {error}"
+            raise UsageError(f"{name}: it fails on {told} ({place(error)}).") from error
         is_tensor = isinstance(found, Tensor)
         if not is_tensor or found.shape != (2, features) or found.dtype != torch.float32:
             what = f"{found.dtype} {[*found.shape]}" if is_tensor else f"{found!r:.60}"

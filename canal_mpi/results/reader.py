@@ -39,7 +39,9 @@ class Run:
         return f"Run({str(self.folder)!r}: {self.status}, agents: {agents}, tasks: {tasks})"
 
     def __getitem__(self, table: str) -> Columns:
-        """A table as NumPy columns."""
+        """A table as NumPy columns; evaluations are an array, `score`."""
+        if table not in self.tables:
+            raise KeyError(f"no table '{table}': there are {', '.join(self.tables)}, and `score`")
         return self.tables[table]
 
     def frame(self, table: str) -> Any:
