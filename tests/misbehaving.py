@@ -80,6 +80,8 @@ class Misbehaving(gymnasium.Env[Array, np.int64]):
     def __init__(self, kind: str) -> None:
         self.kind, self.steps = kind, 0
         self._do("make")
+        if os.environ.get("MAKE_RAISES"):
+            _raise()
 
     def _do(self, where: str) -> None:
         place, act = WAYS[self.kind]

@@ -69,3 +69,24 @@ def test_a_process_without_launcher_that_hangs_is_ended_too(out: Path) -> None:
     assert result.code == 76, result.err
     assert "has not moved for 6 s in training misbehaving:StepHangs-v0" in result.complaints[0]
     assert nothing_is_left(out)
+
+
+def test_a_start_that_fails_leaves_no_folder_but_one_that_was_there(out: Path) -> None:
+    result = misbehave("MakeRaises", 2, False, "openmpi", out)
+    words = "task 'misbehaving:MakeRaises-v0' can't be made: ZeroDivisionError: on purpose "
+    words += "(misbehaving.py, line 21); -v shows the traceback."
+    assert result.complaints == [f"canal-mpi: {words}"] and result.code == 70, result.err
+    assert not out.exists()
+
+    out.mkdir()
+    train = ["canal-mpi", "train", *JOB, "--tasks", "misbehaving:StepRaises-v0"]
+    result = run([*train, "--out", str(out), "-v"], MAKE_RAISES="1")
+    assert result.code == 70 and "Traceback" in result.err and list(out.iterdir()) == []
+
+    assert run([*train, "--out", str(out), "-q"]).code == 70  # in a step: it can be resumed
+    before = sorted(out.rglob("*.h5"))
+    assert before
+    result = run(["canal-mpi", "train", "--resume", str(out), "-q"], MAKE_RAISES="1")
+    assert (
+        result.code == 70 and "can't be made" in result.err and sorted(out.rglob("*.h5")) == before
+    )

@@ -11,7 +11,15 @@ import numpy as np
 from canal_mpi.config import with_tasks
 from canal_mpi.envs.atari import AtariGame, atari_games, atari_spaces
 from canal_mpi.envs.gym import GymGame
-from canal_mpi.errors import DamagedData, RankFailed, UsageError, import_module, suggestion
+from canal_mpi.errors import (
+    CanalError,
+    DamagedData,
+    RankFailed,
+    UsageError,
+    import_module,
+    place,
+    suggestion,
+)
 from canal_mpi.games import win_return_of
 from canal_mpi.interfaces import (
     TERMINATED,
@@ -180,6 +188,11 @@ def make_game(task: str, config: TaskConfig, seed: np.random.SeedSequence) -> Ga
         return kind(task, config, seed)
     except (gymnasium.error.Error, ImportError) as error:
         raise UsageError(f"task '{task}' can't be made: {error}") from error
+    except (CanalError, MemoryError):
+        raise
+    except Exception as error:
+        words = f"{type(error).__name__}: {error} ({place(error)}); -v shows the traceback."
+        raise RankFailed(f"task '{task}' can't be made: {words}") from error
 
 
 def common_spaces(tasks: Sequence[str], config: TaskConfig) -> Spaces:

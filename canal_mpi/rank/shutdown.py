@@ -218,6 +218,8 @@ def run_guarded(program: Callable[[Shutdown], object], verbosity: int = 0) -> in
         except Stopped:
             code = shutdown.stop()
     except CommonError as error:
+        if verbosity > 0 and isinstance(error.__cause__, RankFailed):
+            traceback.print_exception(error.__cause__)
         code = shutdown.end_together(error)
     except KeyboardInterrupt:
         code = shutdown.interrupt()
@@ -234,12 +236,12 @@ def run_guarded(program: Callable[[Shutdown], object], verbosity: int = 0) -> in
 def _report(shutdown: Shutdown, error: BaseException, verbosity: int) -> int:
     """Say who failed in which way, and where the traceback is."""
     who = shutdown.world.describe()
-    if isinstance(error, CanalError):
-        others_share_it = isinstance(error, StorageError)  # the disk
-        return shutdown.fail(f"{who}: {error}", error.code, survivable=not others_share_it)
     logger.error("%s", "".join(traceback.format_exception(error)))
     if verbosity > 0:
         traceback.print_exception(error)
+    if isinstance(error, CanalError):
+        others_share_it = isinstance(error, StorageError)  # the disk
+        return shutdown.fail(f"{who}: {error}", error.code, survivable=not others_share_it)
     if type(error).__module__.startswith("mpi4py"):
         sleep(DEFERENCE)
     files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]

@@ -81,7 +81,7 @@ def train_rank(request: Request, shutdown: Shutdown) -> Path:
     world.agent = plan.first_agent + world.rank
     world.devices = devices(plan.job, world.hosts)
     world.set_timeout(plan.job.timeout)
-    directory = directory or RunDirectory(plan.folder)
+    directory = directory or world.run_on_all(lambda: RunDirectory(plan.folder))
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
     log_file = _log_file(world, plan.folder)
     try:
@@ -116,13 +116,14 @@ def _prepare_folder(
 
 
 def _leave_nothing(world: World, directory: RunDirectory, log_file: Path) -> None:
-    """A start that failed leaves no folder."""
+    """A start that failed leaves no folder that was not there before."""
     if world.is_root:
         directory.discard()
     with suppress(OSError):
         log_file.unlink(missing_ok=True)
         log_file.parent.rmdir()
-        directory.path.rmdir()
+        if not directory.existed:
+            directory.path.rmdir()
 
 
 def _log_file(world: World, folder: Path) -> Path:

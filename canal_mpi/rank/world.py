@@ -207,11 +207,11 @@ class World:
 
     def run_on_all(self, step: Callable[[], T], among: int = 0) -> T:
         """Do something on every rank (or the first `among`); all raise what one of them did."""
-        result, trouble, code = None, "", 0
+        result, cause, trouble, code = None, None, "", 0
         try:
             result = step()
         except CanalError as error:
-            trouble, code = str(error), error.code
+            cause, trouble, code = error, str(error), error.code
         reports = self.gather_json([trouble, code], among)
         bad = [(rank, *report) for rank, report in reports.items() if report[1]]
         if bad:
@@ -220,7 +220,7 @@ class World:
                 trouble = f"{self.heartbeat.names[rank]}: {trouble}"
         trouble, code = self.broadcast_json([trouble, code], among)
         if code:
-            raise CommonError(trouble, code)
+            raise CommonError(trouble, code) from cause
         return result  # type: ignore[return-value]
 
     def from_root(self, step: Callable[[], Any]) -> Any:

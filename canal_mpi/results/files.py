@@ -97,7 +97,7 @@ class RunDirectory:
     """The folder of one run, locked while it is running."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.existed = path, os.access(path, os.F_OK)
         self._lock: int | None = None
 
     def create(self, force: bool, needed_bytes: int) -> None:
@@ -135,7 +135,8 @@ class RunDirectory:
         with suppress(OSError):
             if [entry.name for entry in self.path.iterdir()] == [".lock"]:
                 (self.path / ".lock").unlink()
-                self.path.rmdir()
+                if not self.existed:
+                    self.path.rmdir()
 
     @contextmanager
     def _writable(self) -> Iterator[None]:
