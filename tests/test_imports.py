@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,7 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
@@ -154,7 +156,6 @@ def test_every_library_stays_in_its_modules(path: Path) -> None:
         assert owners is None or name_of(path).startswith(owners), f"{name_of(path)}: {module}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("library", OWNERS)
 def test_every_rule_is_used(library: str) -> None:
     """A library that nobody imports any more would leave its rule without meaning."""

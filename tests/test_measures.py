@@ -150,7 +150,6 @@ def test_iqm_and_improvement_are_those_of_rliable() -> None:
     assert c.improvement(x, y) == pytest.approx(metrics.probability_of_improvement(x, y), abs=EXACT)
 
 
-@pytest.mark.slow
 def test_the_bootstrap_of_one_task_is_that_of_rliable() -> None:
     pytest.importorskip("rliable", reason="rliable is not installed (extra: look)")
     try:
@@ -164,7 +163,7 @@ def test_the_bootstrap_of_one_task_is_that_of_rliable() -> None:
     _, found = library.get_interval_estimates(
         {"a": scores},
         lambda x: np.array([aggregate_iqm(x)]),
-        reps=20_000,
+        reps=5_000,
         random_state=np.random.RandomState(0),
     )
     theirs, ours = found["a"][:, 0], m.bootstrap(m.interquartile_mean, scores)[1:]
