@@ -26,6 +26,7 @@ from namespaces import make_hosts, needs, needs_root, spread
 pytestmark = pytest.mark.root
 
 LAZY = ("--set", "learn.algorithm=plugins:Lazy")
+TRACKERS = [("tensorboard", "tensorboardX"), ("wandb", "wandb")]
 
 
 @pytest.fixture
@@ -61,23 +62,29 @@ def test_a_disk_that_fills_up_leaves_the_old_file_whole(small_disk: Path) -> Non
         assert set(file["tasks/round"][()].tolist()) == {1}
 
 
-def test_a_full_disk_of_tensorboard_is_one_warning_and_the_run_ends_well(
-    small_disk: Path, tmp_path: Path
+@pytest.mark.parametrize(("tracker", "library"), TRACKERS)
+def test_a_full_disk_of_a_tracker_is_one_warning_and_the_run_ends_well(
+    tracker: str,
+    library: str,
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("tensorboardX", reason="tensorboardX is not installed (extra: look)")
+    pytest.importorskip(library, reason=f"{library} is not installed (extra: look)")
+    monkeypatch.setenv("WANDB_MODE", "offline")
     with suppress(OSError):
         (small_disk / "big").write_bytes(bytes(7 << 20))
     out = tmp_path / "run"
     command = ["mpirun", "-np", "2", "canal-mpi", "train", *TINY, "--out", str(out)]
-    job = start([*command, "--track", "tensorboard"])
+    job = start([*command, "--track", tracker])
     wait_until(out.exists, job)
-    (out / "tensorboard").symlink_to(small_disk)
+    (out / tracker).symlink_to(small_disk)
     err = job.communicate(timeout=240)[1]
     after = time() - (out / "status.json").stat().st_mtime
     warnings = [line for line in err.splitlines() if "warning" in line]
     assert job.returncode == 0, err
-    assert len(warnings) == 1
-    assert "--track tensorboard has failed, the run goes on: OSError" in warnings[0]
+    assert len(warnings) == 1, err
+    assert f"--track {tracker} has failed, the run goes on: " in warnings[0]
     assert warnings[0].endswith("No space left on device")
     assert after < 30, "nobody waited for it until all patience was over"
     assert processes_with(f"canal_mpi.trackers {out}") == []
