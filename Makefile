@@ -11,7 +11,7 @@ COUNT ?= 200
 .PHONY: train test test-all test-long docs check chaos clean setup
 
 train: .venv/ready  ## five agents, ten games, a few minutes
-	$(RUN) mpirun -np $(NP) canal-mpi train --job $(JOB)
+	$(RUN) canal-mpi launch -n $(NP) -- train --job $(JOB)
 
 test: check .venv-mpich/ready  ## lint, types, and every test that is quick and needs only pip
 	@$(RUN) tools/test "not root and not slow and not long"

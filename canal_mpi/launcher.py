@@ -1,12 +1,15 @@
 """This process: who started it, told by the environment alone, and how fast it may run."""
 
 import os
+import re
 import select
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from math import inf
 from pathlib import Path
 from time import monotonic, sleep, thread_time
@@ -48,10 +51,17 @@ def terminal() -> str | None:
     """
     process, parent = _mpirun()
     if process:
-        shown_by = parent if _is_launch(parent) else process  # it passes on what mpirun says
+        shown_by = parent if _launch_of(parent) else process  # it passes on what mpirun says
         return _tty(f"/proc/{shown_by}/fd/1")
     alone = detect() is None and sys.stdout.isatty()  # a notebook's output is no terminal
     return _tty("/proc/self/fd/1") if alone else None
+
+
+def start_command(ranks: int) -> str:
+    """How so many ranks are started, as the user did: `mpirun -np 5 canal-mpi` and the like."""
+    if typed := shlex.join(_launch_of(_mpirun()[1])):
+        return re.sub(r"(?<= -n)\s*\d+", f" {ranks}", f"canal-mpi {typed} --")
+    return f"mpirun -np {ranks} canal-mpi"
 
 
 def nobody_reads() -> bool:
@@ -86,16 +96,18 @@ def _mpirun() -> tuple[int, int]:
     return 0, 0
 
 
-def _is_launch(process: int) -> bool:
-    """Whether a process is `canal-mpi launch`."""
+def _launch_of(process: int) -> list[str]:
+    """`launch` and its options as they were typed, where a process is `canal-mpi launch`."""
     import psutil
 
     try:
         words = psutil.Process(process).cmdline()
     except psutil.Error:
-        return False
+        return []
     at = words.index("launch") if "launch" in words else 0
-    return at > 0 and words[at - 1].endswith(("canal-mpi", "canal_mpi"))
+    if not at or not words[at - 1].endswith(("canal-mpi", "canal_mpi")):
+        return []
+    return list(takewhile(lambda word: word not in ("--", "train", "evaluate"), words[at:]))
 
 
 def _tty(link: str) -> str | None:

@@ -62,6 +62,8 @@ def test_a_launched_run_is_finished_and_leaves_nothing(mpi: str, out: Path) -> N
     result = run(["canal-mpi", "launch", "-n", "2", "--", "train", *TINY, "--out", str(out)], mpi)
     assert result.code == 0, result.err
     assert status_of(out) == "finished" and result.complaints == []
+    again = f"canal-mpi launch -n 2 -- train --job {out}/job.toml --share none "
+    assert again in result.out and "mpirun -np 2 canal-mpi" not in result.out
     assert processes_with(str(out)) == []
 
 
@@ -83,7 +85,9 @@ def test_the_first_signal_lets_the_ranks_save(mpi: str, out: Path) -> None:
         process.send_signal(number)
         _, err = process.communicate(timeout=90)
         assert process.returncode == 75, err
-        assert "everything is saved" in err and status_of(out / str(number)) == "stopped"
+        again = f"canal-mpi launch -n 2 -- train --resume {out / str(number)}\n"
+        assert f"everything is saved. To go on: {again}" in err
+        assert status_of(out / str(number)) == "stopped"
 
 
 @pytest.mark.mpi

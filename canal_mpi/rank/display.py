@@ -21,7 +21,7 @@ from canal_mpi import __version__
 from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised, win_return_of
 from canal_mpi.interfaces import Progress
-from canal_mpi.launcher import nobody_reads, terminal
+from canal_mpi.launcher import nobody_reads, start_command, terminal
 from canal_mpi.rank.plan import Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
@@ -385,9 +385,9 @@ def _guess(world: World, plan: Plan) -> str:
 
 def train_command(world: World, options: str) -> str:
     """The command that starts as many agents and env servers as there are now."""
-    mpirun = f"mpirun -np {len(world.alive)} " if world.launcher else ""
+    start = start_command(len(world.alive)) if world.launcher else "canal-mpi"
     servers = world.size - world.agents
-    return f"{mpirun}canal-mpi train {options}{f' --env-servers {servers}' if servers else ''}"
+    return f"{start} train {options}{f' --env-servers {servers}' if servers else ''}"
 
 
 def resume_command(world: World, folder: Path) -> str:
@@ -401,7 +401,7 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
     quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')} --share"
     other = f"{train_command(world, f'{again} exact')}   (the same with sharing)"
     if world.agents == 1:
-        other = f"mpirun -np 5 canal-mpi train {again} exact   (five that share)"
+        other = f"{start_command(5)} train {again} exact   (five that share)"
     if plan.edges:
         other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
     first = f"canal-mpi report {quoted}   (one page about this run)"

@@ -13,6 +13,7 @@ from typing import Any
 from canal_mpi import config
 from canal_mpi.errors import DamagedData, RanksDiffer, StorageError, UsageError
 from canal_mpi.interfaces import Columns
+from canal_mpi.launcher import start_command
 from canal_mpi.rank.plan import Plan, Request, orders_of, plan_of
 from canal_mpi.rank.recover import Fault, gone_agents, left_out
 from canal_mpi.rank.shutdown import CommonError
@@ -180,8 +181,8 @@ def who_is_gone(reports: Reports, request: Request, ranks: int) -> tuple[int, li
         died = f", of which {len(dead)} died" if dead else ""
         remedy = f"; new agents would be rounds behind, but a new run can use --lessons {run}."
         raise RanksDiffer(
-            f"{run} is a run of {agents} agents{died}; this world has {ranks}: mpirun -np {agents} "
-            f"canal-mpi train --resume {run}"
+            f"{run} is a run of {agents} agents{died}; this world has {ranks}: "
+            f"{start_command(agents)} train --resume {run}"
             f"{remedy if ranks > agents else '; with --force the last agents leave.'}"
         )
     order = sorted(range(agents), key=lambda agent: (agent in dead, agent))
