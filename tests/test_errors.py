@@ -135,10 +135,10 @@ def test_a_module_whose_imports_fail_is_refused_with_the_reason(broken: str) -> 
 
 
 def test_a_name_that_a_module_lacks_is_refused() -> None:
-    for name in ("", "pie", "pi.real"):
+    for name, hint in {"": ".", "pie": "; did you mean 'pi'?", "nothing like it": "."}.items():
         with pytest.raises(UsageError) as caught:
             import_name("order", f"math:{name}")
-        assert str(caught.value) == f"order 'math:{name}': module 'math' has no '{name}'."
+        assert str(caught.value) == f"order 'math:{name}': module 'math' has no '{name}'{hint}"
 
 
 def test_a_path_without_a_proper_module_is_refused() -> None:
