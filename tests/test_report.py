@@ -201,6 +201,17 @@ def test_a_figure_with_nothing_to_show_is_left_out_with_what_would_fill_it(tmp_p
     assert "forgetting" not in found.ids()
     need = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
     assert f"Left out: What was kept until the end; {need}." in text
+    need = "it needs scores of tasks before they are learnt: --set evaluation.tasks=all"
+    assert f"Left out: Zero-shot transfer; {need}." in text
+
+
+def test_zero_shot_transfer_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """Every round adds a third of what lies between the first evaluation and the best one."""
+    run = write_run(tmp_path / "a", max_steps=100, score=lambda agent, after, task: 2.0 * after)
+    text, _ = made(run)
+    words = "Zero-shot transfer: the mean score on tasks still to come changed by "
+    assert f"{words}+0.333 (range) a round." in text
+    assert "Left out: Zero-shot" not in text
 
 
 def test_students_stand_at_the_round_in_which_they_learnt(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
 PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 KEPT_NEEDS = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
+TRANSFER_NEEDS = "it needs scores of tasks before they are learnt: --set evaluation.tasks=all"
 
 
 def score_name(scale: Scale) -> str:
@@ -120,6 +121,17 @@ def forgetting(measured: Measured) -> Shown:
     figure.spread()
     figure.legend()
     return figure
+
+
+def zero_shot(measured: Measured) -> tuple[str, list[LeftOut]]:
+    """What learning other tasks did to tasks still to come, in a sentence, or what that needs."""
+    change = measured.measures()["transfer/zero_shot"].overall
+    if np.isnan(change):
+        needs = TRANSFER_NEEDS if measured.rounds_done > 1 else "it needs at least two rounds"
+        return "", [LeftOut("Zero-shot transfer", needs)]
+    words = "Zero-shot transfer: the mean score on tasks still to come changed by "
+    words += f"{'+' * (change >= 5e-4)}{d.number(change)} ({measured.scale.name}) a round."
+    return words, []
 
 
 def time_bars(run: Run) -> Shown:

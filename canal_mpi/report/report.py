@@ -277,7 +277,8 @@ def run_pictures(measured: Measured) -> Pictures:
     found.add("Learning curves", CURVES.format(scored(measured)), curves)
     kept = figures.forgetting(measured)
     title = "Forgetting and time" if isinstance(kept, Figure) else "Time"
-    found.add(title, "", [kept, figures.time_bars(run)])
+    words, transfer = figures.zero_shot(measured)
+    found.add(title, words, [kept, figures.time_bars(run), *transfer])
     return found
 
 
