@@ -179,7 +179,7 @@ def test_the_ending_compares_only_what_can_be_compared(tmp_path: Path) -> None:
         words = "\n".join(lines[:-1])
         assert "random" not in words and "human" not in words and "%" not in words, words
     krull = ending(tmp_path, (0, 1, "Krull", "", 200.0), evaluation__max_steps=300)
-    assert "Evaluation episodes were cut after 300 steps" in krull[-2]
+    assert "Evaluation episodes were limited to 300 steps" in krull[-2]
     assert "No scores: evaluation.episodes is 0" in ending(tmp_path, evaluation__episodes=0)[-2]
 
 

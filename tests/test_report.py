@@ -136,7 +136,7 @@ ODD: dict[str, tuple[dict[str, Any], str]] = {
     "alone": ({"agents": 1, "first": 4}, "no sharing"),
     "unseen": ({"score": lambda *_: nan}, "There are no evaluations"),
     "current": ({"score": current}, "status finished"),
-    "short": ({"max_steps": 50}, "cut after 50 steps"),
+    "short": ({"max_steps": 50}, "limited to 50 steps"),
     "one task": ({"tasks": ["Krull"], "agents": 1}, "no sharing"),
     "enormous": ({"score": lambda *_: 1e300}, "status finished"),
 }

@@ -398,12 +398,13 @@ def resume_command(world: World, folder: Path) -> str:
 def next_steps(world: World, plan: Plan, report: bool) -> str:
     """Where the results are, and what one may do with them."""
     folder = short_path(plan.folder)
-    quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')} --share"
-    other = f"{train_command(world, f'{again} exact')}   (the same with sharing)"
+    quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')}"
+    shares = again if plan.job.share.policy != "none" else f"{again} --share exact"
+    other = f"{train_command(world, shares)}   (the same with sharing)"
     if world.agents == 1:
-        other = f"{start_command(5)} train {again} exact   (five that share)"
+        other = f"{start_command(5)} train {shares}   (five that share)"
     if plan.edges:
-        other = f"{train_command(world, f'{again} none')}   (the same without sharing)"
+        other = f"{train_command(world, f'{again} --share none')}   (the same without sharing)"
     first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
         trust = " --trust" if plan.job.modules else ""

@@ -263,7 +263,7 @@ def missing(measured: Measured) -> Iterator[str]:
     elif run.setting("emulate"):
         yield "Hosts were emulated on one machine: times are those of the emulation."
     if (cap := int(run.setting("evaluation.max_steps", WHOLE_GAME))) < WHOLE_GAME:
-        yield f"Evaluation episodes were cut after {cap} steps: scores are not of whole games."
+        yield f"Evaluation episodes were limited to {cap} steps: scores may not be of whole games."
 
 
 # ── the page ───────────────────────────────────────────────────────────────────────────────────

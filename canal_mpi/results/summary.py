@@ -111,7 +111,7 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
     if not job.evaluation.episodes:
         words += ". No scores: evaluation.episodes is 0"
     elif job.evaluation.max_steps < WHOLE_GAME:
-        words += f". Evaluation episodes were cut after {job.evaluation.max_steps} steps"
+        words += f". Evaluation episodes were limited to {job.evaluation.max_steps} steps"
     return f"{words}."
 
 
