@@ -87,7 +87,7 @@ def test_with_the_free_clock_agents_do_not_wait_for_a_slow_one(tmp_path: Path) -
     def train(clock: str, slow_rank: str) -> np.ndarray:
         options = ("--tasks", "plugins:Sleepy-v0,plugins:Sleepy-v1", "--order", "rotate")
         out = tmp_path / f"{clock}{slow_rank}"
-        quick = ("--set", "evaluation.episodes=0", "--steps", "150", "--out", str(out))
+        quick = ("--set", "evaluation.episodes=0", "--steps", "100", "--out", str(out))
         clocked = ("--set", "share.policy=plugins:nothing", "--exchange", clock)
         result = mpirun(3, "train", *LAZY, *options, *quick, *clocked, SLOW_RANK=slow_rank)
         assert result.code == 0, result.err

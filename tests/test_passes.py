@@ -156,7 +156,7 @@ print(*(column.tobytes().hex() for column in learner.state_dict().values()))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_process_that_compiles_has_the_bits_of_those_that_load(tmp_path: Path) -> None:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

@@ -162,7 +162,7 @@ def test_three_hosts_without_a_shared_disk_give_the_bits_of_one(mpi: str, hosts:
     assert differences(*weights) == []
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", "mpich"])
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_a_run_goes_on_with_its_agents_on_other_hosts(mpi: str, hosts: Path) -> None:
     job = (*SMOKE, "--frames", "12000", "--set", "learn.widths=8")
     one, run_ = hosts / "one", str(hosts / "shared" / "run")

@@ -138,7 +138,7 @@ def _same_is_nearest(job: Job, measure: str) -> tuple[int, Array]:
     return int((matrix.argmin(axis=1) == np.arange(10)).sum()), matrix
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.atari
 def test_the_same_game_is_nearest() -> None:
     for policy, kind, measure, least in [
