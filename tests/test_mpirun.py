@@ -246,3 +246,26 @@ def test_folders_of_a_killed_launch_are_removed_by_the_next_start() -> None:
     with temporary_folder() as other:
         assert not Path(folder).exists() and Path(other).is_dir()
     assert not Path(other).exists()
+
+
+def test_a_folder_of_the_user_s_own_is_never_taken_for_one_that_was_left(tmp_path: Path) -> None:
+    run = tmp_path / "canal-mpi-examples"  # a name that a temporary folder could have
+    run.mkdir()
+    (run / ".lock").touch()
+    launcher._remove_stale(tmp_path)
+    assert (run / ".lock").exists()
+    (run / ".launch").touch()
+    launcher._remove_stale(tmp_path)
+    assert not run.exists()
+
+
+def test_a_closed_terminal_does_not_stop_a_launch_under_nohup(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    program = "import os, signal; os.kill(os.getppid(), signal.SIGHUP)"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert ended(capfd, program) == (0, [])
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

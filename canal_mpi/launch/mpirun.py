@@ -31,7 +31,7 @@ ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
-FOLDER = "canal-mpi-"  # how temporary folders begin
+FOLDER, MARK = "canal-mpi-", ".launch"  # how temporary folders begin, and a file in each of ours
 PATIENCE = 10.0  # seconds for mpirun to end its ranks once it was told to
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
 INSTANT = 0.1  # seconds
@@ -209,7 +209,7 @@ def temporary_folder() -> Iterator[str]:
     base = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
     _remove_stale(base)
     fresh = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=base))
-    lock = os.open(fresh, os.O_RDONLY)
+    lock = os.open(fresh / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = fresh.rename(base / fresh.name[1:])  # only now may others try whether it is locked
     try:
@@ -220,10 +220,13 @@ def temporary_folder() -> Iterator[str]:
 
 
 def _remove_stale(base: Path) -> None:
-    """Remove folders whose owner was killed, unless its mpirun or ranks still live."""
+    """Remove folders whose owner was killed, unless its mpirun or ranks still live.
+
+    A folder of such a name without the mark is a user's own: a run, or a copy of the program.
+    """
     for path in base.glob(f"{FOLDER}*"):
-        with suppress(OSError):  # another user's, or gone
-            lock = os.open(path, os.O_RDONLY)
+        with suppress(OSError):  # no mark, another user's, or gone
+            lock = os.open(path / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if not processes_of(str(path)):

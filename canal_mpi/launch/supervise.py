@@ -39,7 +39,7 @@ from canal_mpi.launch.mpirun import (
 from canal_mpi.results.status import status_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-OUR_CODES = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # what they mean is in the README
+OUR_CODES = {0, 2, 65, 70, 73, 74, 75, 76, 78, 130}  # what they mean is in `canal-mpi --help`
 INTERRUPTED = 130
 LAST_OUTPUT = 3.0  # seconds in which what was printed may still arrive
 SAVE_TIME = 60.0  # seconds for the ranks to save and stop after --max-time
@@ -217,8 +217,10 @@ class Supervisor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """While inside, signals are requests to mpirun."""
-        before = {number: signal.signal(number, self._note) for number in STOP_SIGNALS}
+        """While inside, signals are requests to mpirun; nohup's SIGHUP stays ignored."""
+        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        numbers = [n for n in STOP_SIGNALS if not (n == signal.SIGHUP and ignored)]
+        before = {number: signal.signal(number, self._note) for number in numbers}
         try:
             yield
         finally:
