@@ -29,6 +29,8 @@ from launch import (
     wait_until,
 )
 
+from canal_mpi.results.checkpoint import load_state
+
 pytestmark = pytest.mark.mpi
 
 
@@ -202,7 +204,7 @@ def test_a_rank_killed_at_any_moment_leaves_nothing_behind(
 def test_a_silent_rank_is_named_and_ends_the_job(mpi: str, out: Path) -> None:
     options = ("--share", "plugins:hangs", "--set", "timeout=8", "--out", str(out))
     result = mpirun(3, "train", *TINY, *options, mpi=mpi, timeout=90)
-    assert result.code != 0
+    assert result.code == 76, result.err
     assert len(result.complaints) == 1, result.err
     assert "rank 1 on " in result.complaints[0]
     assert "silent for" in result.complaints[0]
@@ -337,10 +339,13 @@ def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(out: Path) 
 def test_a_network_that_breaks_ends_the_job_before_anything_of_it_is_shared(out: Path) -> None:
     task = ("--tasks", "plugins:LargeReward-v0", "--order", "same", "--out", str(out))
     plain = ("--set", "learn.reward=none", "--set", "learn.loss=mse", "--steps", "300")
-    result = mpirun(2, "train", *task, *plain, timeout=120)
+    saves = ("--set", "checkpoint.interval=20")
+    result = mpirun(2, "train", *task, *plain, *saves, timeout=120)
     assert result.code == 70, result.err
     assert "network is no longer finite in round 1, task '" in result.complaints[0]
     assert not list(out.glob("membuf/*/*.h5"))
+    kept = list(out.glob("checkpoints/*/round-*.h5"))
+    assert kept and all(load_state(path) for path in kept), "each can be resumed from"
 
 
 def test_a_launcher_of_another_mpi_is_refused(out: Path) -> None:

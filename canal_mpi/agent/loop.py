@@ -94,7 +94,7 @@ class Agent:
         self.progress = TaskProgress(self.schedule_for(lessons), lessons)
         self.take_in(self.progress)
         self.record.plan(self.progress.schedule.pretrain + self.progress.schedule.steps)
-        self.saver.start(lambda: agent_state_dict(self))
+        self.saver.start(self.finite_state_dict)
         return self.progress
 
     def train(self, progress: TaskProgress) -> None:
@@ -256,7 +256,12 @@ class Agent:
 
     def snapshot(self) -> Callable[[], Columns] | None:
         """The state of the agent, unless neighbours swap rows with it: they can't go back alone."""
-        return None if self.sharing.swaps else lambda: agent_state_dict(self)
+        return None if self.sharing.swaps else self.finite_state_dict
+
+    def finite_state_dict(self) -> Columns:
+        """Everything for a checkpoint; one with a broken network could never be resumed."""
+        self.require_finite(self.learner.is_finite())
+        return agent_state_dict(self)
 
     # ── lessons ────────────────────────────────────────────────────────────────────────────────
 
