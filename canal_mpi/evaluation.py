@@ -323,6 +323,7 @@ def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
                 f"{path.parent} has no best networks: the run evaluated none, or ended early."
             )
         best = read_arrays(path.with_name("best.h5"), LIMIT)
+        check_finite(best, path.with_name("best.h5"))
     elif tag != "latest":
         raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
     spaces = common_spaces(job.tasks, job.task)

@@ -90,6 +90,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused(trained: Path, out: Path) -> 
     write_arrays(path, arrays | {odd: np.zeros(3, dtype=np.float32)}, {})
     with pytest.raises(DamagedData, match=r"fit|shape"):
         load_policy(load(out), 0)
+    write_arrays(path.with_name("best.h5"), {"x": np.array([np.nan])}, {})
+    with pytest.raises(DamagedData, match=r"best\.h5: x holds a number that is not finite"):
+        load_policy(load(out), 0, tag="best")
     path.unlink()
     with pytest.raises(UsageError, match="is missing"):
         load_policy(load(out), 0)

@@ -15,7 +15,7 @@ from canal_mpi.config import resolve
 from canal_mpi.errors import CanalError, UsageError
 from canal_mpi.games import win_return_of
 from canal_mpi.report.report import write_report
-from canal_mpi.results.files import read_arrays
+from canal_mpi.results.files import read_arrays, write_arrays
 from canal_mpi.results.reader import Run
 
 TASKS = [f"small:{RIGHT}", f"small:{LEFT}"]
@@ -99,6 +99,11 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     train(tmp_path / "first")
     with pytest.raises(CanalError, match="does not fit this job's network and observations"):
         train(tmp_path / "second", init=str(tmp_path / "first"), settings={"learn.widths": [9]})
+    path = tmp_path / "first" / "checkpoints" / "agent-0" / "learner.h5"
+    broken = {name: np.full_like(column, np.nan) for name, column in read_arrays(path).items()}
+    write_arrays(path, broken, {})
+    with pytest.raises(CanalError, match="holds a number that is not finite"):
+        train(tmp_path / "second", init=str(tmp_path / "first"))
     with pytest.raises(CanalError, match="nowhere holds no agents"):
         train(tmp_path / "third", init=str(tmp_path / "nowhere"))
 
