@@ -13,12 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 from madeup import write_run
 from small import Sink, played, small_agent, small_job
+from test_hostile import attribute, replaced, rewrite
 from test_store import info
 
 from canal_mpi.cli import cli
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Columns
-from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of
+from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, strangers
 from canal_mpi.results.files import image, read_arrays, read_attributes, write_arrays
 from canal_mpi.results.inspect import differences, export, tree, verify, verify_all
 from canal_mpi.results.store import Store
@@ -77,6 +78,25 @@ def test_files_of_another_run_are_told_though_each_is_whole(
     assert f"{lesson} is missing" in result.output
     assert differences(a, a)[0] in result.output
     assert f"{learner} is not the one that this run wrote" in result.output
+    (damaged := sorted(a.glob("membuf/agent-1/*"))[0]).write_bytes(b"x")
+    told = verify_all(a)[1]
+    for path in (damaged, lesson, learner):
+        assert sum(str(path) in line for line in told) == 1, told
+
+
+@pytest.mark.mpi
+def test_the_networks_of_a_run_that_lost_an_agent_are_compared_but_for_its_own(
+    trained: Path, trained_with_seed_2: Path, out: Path
+) -> None:
+    shutil.copytree(trained, out)
+    for agent in (0, 1):
+        name = f"checkpoints/agent-{agent}/learner.h5"
+        (out / name).write_bytes((trained_with_seed_2 / name).read_bytes())
+    rewrite(out / "run.h5", replaced("faults/agent", data=np.array([0], dtype="<i4")))
+    for status, told in (("degraded", 1), ("stopped", 0)):
+        rewrite(out / "run.h5", attribute("status", status))
+        assert sum("agent-1/learner.h5 is not" in line for line in strangers(out)) == told
+        assert not any("agent-0" in line for line in strangers(out))
 
 
 def test_every_flipped_bit_of_every_file_is_found(run: Path, tmp_path: Path) -> None:

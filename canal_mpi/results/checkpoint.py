@@ -201,19 +201,22 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
 def strangers(run: Path) -> Iterator[str]:
     """Files on this host that are not those of run.h5's manifest, /files, or are missing.
 
-    Agents without a folder were on other hosts. A run that ends inside a round leaves a newer
+    Agents without a folder were on other hosts. Whoever ends inside a round leaves a newer
     learner.h5 than run.h5 knows.
     """
+    wanted = ("files/path", "files/sha256", "faults/agent")
     with opened(run / "run.h5") as file:
-        over = attributes_of(file, run / "run.h5").get("status") == "finished"
-        listed = arrays_of(file, run / "run.h5", wanted={"files/path", "files/sha256"}.__contains__)
-        rows = dict(zip(listed["files/path"], listed["files/sha256"], strict=True))
-    for name, sha256 in rows.items():
+        over = attributes_of(file, run / "run.h5").get("status") in ("finished", "degraded")
+        listed = arrays_of(file, run / "run.h5", wanted=wanted.__contains__)
+        paths, digests, gone = (listed[name].tolist() for name in wanted)
+    inside = [f"agent-{agent}" for agent in gone]
+    for name, sha256 in dict(zip(paths, digests, strict=True)).items():
         text = name.decode(errors="replace")
         path = run / text
         if not LISTED.fullmatch(text):
             raise DamagedData(f"{run / 'run.h5'} lists {text!r} among its files.")
-        if path.parent.is_dir() and (over or path.name != "learner.h5"):
+        final = path.name != "learner.h5" or (over and path.parent.name not in inside)
+        if path.parent.is_dir() and final:
             try:
                 if digest(read_arrays(path)).encode() != sha256:
                     yield f"{path} is not the one that this run wrote."

@@ -124,11 +124,11 @@ def _bytes_of(values: Array) -> Array:
 
 def verify_all(path: Path) -> tuple[int, list[str]]:
     """How many files were looked at, and what is wrong with them or missing."""
-    files = files_of(path)
-    wrong = [words for file in files for words in verify(file)]
-    if path.is_dir() and (path / "run.h5").exists() and not wrong:
-        wrong = list(checkpoint.strangers(path))
-    return len(files), wrong
+    found = {file: verify(file) for file in files_of(path)}
+    wrong = [words for flaws in found.values() for words in flaws]
+    if found.get(path / "run.h5") == []:
+        wrong += checkpoint.strangers(path)
+    return len(found), list(dict.fromkeys(wrong))
 
 
 def files_of(path: Path) -> list[Path]:
