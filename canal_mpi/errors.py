@@ -170,17 +170,25 @@ logger.addHandler(logging.NullHandler())
 logger.propagate = False
 
 
+class LogFile(logging.FileHandler):
+    """A log whose lines are dropped where the disk is full: the error has its own line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Print no traceback."""
+
+
 def close_log() -> None:
     """Log nowhere from now on."""
     for handler in logger.handlers:
-        handler.close()
+        with suppress(OSError):  # what a full disk did not take
+            handler.close()
     logger.handlers = [logging.NullHandler()]
 
 
 def log_to_file(path: Path, verbose: bool) -> None:
     """Send this process's log to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     close_log()
     logger.handlers = [handler]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from canal_mpi import config
+from canal_mpi.errors import StorageError
 from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import Launcher
@@ -438,6 +439,12 @@ def test_what_to_do_next_names_as_many_agents_as_the_run_had(tmp_path: Path) -> 
         plan = Plan(job, tmp_path, "x", 0, [list(job.tasks)] * agents, edges)
         said = next_steps(world, plan, report=True)
         assert words in said and ("(the same with" in said) == (agents > 1)
+
+
+def test_an_event_that_a_full_disk_does_not_take_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match=r"can't write .*events\.jsonl: No space left"):
+        view(tmp_path).event("round", round=1)
 
 
 def test_a_silent_agent_is_named_once(

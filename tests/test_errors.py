@@ -44,6 +44,13 @@ def test_each_kind_of_trouble_has_its_exit_code() -> None:
     assert CanalError("it").code == 70, "unnamed trouble ends as a failed rank"
 
 
+def test_a_log_on_a_full_disk_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    errors.log_to_file(Path("/dev/full"), verbose=False)
+    errors.logger.info("nobody will read this")
+    errors.close_log()
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(UsageError, match=r"this needs no_such_module: .*'canal-mpi\[some\]'"):
         import_extra("no_such_module", "some")

@@ -94,8 +94,12 @@ class Display:
     def event(self, kind: str, **facts: Any) -> None:
         """One line of events.jsonl."""
         line = json.dumps({"time": round(time(), 3), "event": kind} | facts, ensure_ascii=False)
-        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        path = self.folder / "events.jsonl"
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise StorageError(f"can't write {path}: {error.strerror}.") from error
 
     def refresh(self) -> None:
         """Called at every heartbeat of rank 0."""
