@@ -20,6 +20,7 @@ import pytest
 from conftest import Once
 from launch import (
     SMOKE,
+    TINY,
     columns,
     differences,
     kill,
@@ -240,12 +241,30 @@ def test_a_killed_rank_costs_nothing_but_time(mpi: str, out: Path, whole: Path) 
 
 @pytest.mark.slow
 @pytest.mark.mpi
+def test_a_rank_killed_inside_an_exchange_or_an_evaluation_costs_no_bit(
+    out: Path, tmp_path: Path
+) -> None:
+    trigger, job = tmp_path / "trigger", (*TINY, "--share", "chaos_hooks:exact", "-q", "--out")
+    assert mpirun(2, "train", *job, str(tmp_path / "at_once")).code == 0
+    options: tuple[str, ...] = (*job, str(out))
+    for phase in ("exchanging", "evaluating"):
+        trigger.write_text(f"{phase} 1")
+        quick = {"CHAOS_TRIGGER": str(trigger), "NUMBA_DISABLE_JIT": "1"}
+        result = mpirun(2, "train", *options, **quick)
+        assert result.code != 0 and not trigger.exists(), result.err
+        options = ("--resume", str(out), "-q")
+    assert mpirun(2, "train", *options, **quick).code == 0
+    assert differences(columns(tmp_path / "at_once/run.h5"), columns(out / "run.h5")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_a_rank_falls_silent_the_others_save(rank: int, out: Path, whole: Path) -> None:
     job = begin(out, "openmpi", "--set", "timeout=8", "--set", "checkpoint.interval=0")
     kill(out, f"agent-{rank}", signal.SIGSTOP)
     err = end(job)
-    assert job.returncode != 0
+    assert job.returncode == 76, err
     assert f"rank {rank} on " in err and "has been silent for" in err, err
     for other in {0, 1, 2} - {rank}:
         log = (out / f"logs/agent-{other}.log").read_text()
