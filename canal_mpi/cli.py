@@ -156,9 +156,9 @@ def cli() -> None:
 
     Start five agents with `mpirun -np 5 canal-mpi train --job quick`.
 
-    Exit codes: 0 done, 1 doctor or verify found something, 2 usage, 65 damaged data, 70 a rank
-    failed, 73 run directory in use, 74 input or output, 75 stopped and resumable, 76 a peer broke
-    the protocol, 78 ranks or jobs differ, 130 interrupted.
+    Exit codes: 0 done, 1 doctor or inspect found something, 2 usage, 65 damaged data, 70 a rank
+    failed, 73 run directory in use, 74 input or output, 75 stopped and resumable, 76 a rank hung
+    or broke the protocol, 78 ranks or jobs differ, 130 interrupted.
     """
 
 
