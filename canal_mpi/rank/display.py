@@ -408,7 +408,8 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
     if world.agents == 1:
         other = f"{start_command(5)} train {shares}   (five that share)"
     if plan.edges:
-        other = f"{train_command(world, f'{again} --share none')}   (the same without sharing)"
+        alone = train_command(world, f"{again} --share none")
+        other = f"{alone}   (without sharing; `canal-mpi report` compares runs)"
     first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
         trust = " --trust" if plan.job.modules else ""

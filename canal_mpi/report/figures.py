@@ -52,7 +52,7 @@ def curve(measured: Measured, i: int) -> Shown:
             ends = bounded([table["score"][k], *y[::-1]])
             last = next((value for value in ends if np.isfinite(value)), np.nan)
             mark = {"marker": "D" if table["donors"][k] else "o"}
-            size = {"markersize": max(7.5 - row, 4.0)}
+            size = {"markersize": max(7.5 - row, 4.0), "clip_on": False}
             figure.axes.plot(int(table["round"][k]), last, **style | mark | size)
     if not np.isfinite(figure.axes.dataLim.intervaly).all():
         return LeftOut(task, "nobody has learnt it or was evaluated on it yet")
@@ -60,7 +60,8 @@ def curve(measured: Measured, i: int) -> Shown:
         for name, value in (("random", measured.scale.zero[i]), ("human", measured.scale.one[i])):
             if name == "random" or value <= 1.3 * figure.axes.dataLim.y1:
                 figure.axes.axhline(value, color=d.MUTED, lw=0.9, ls=":")
-                figure.axes.text(-0.1, value, name, fontsize=6, color=d.MUTED, va="bottom")
+                where = {"ha": "right", "va": "bottom", "fontsize": 6, "color": d.MUTED}
+                figure.axes.text(run.rounds + 0.2, value, name, **where)
     figure.fit()
     figure.axes.set_xlim(-0.15, run.rounds + 0.25)
     ticks = np.linspace(0, run.rounds, min(run.rounds, 10) + 1).astype(int)

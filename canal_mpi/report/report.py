@@ -30,8 +30,9 @@ MOST_RUNS = 4  # whose own figures are part of a comparison
 USUAL = {"start", "round", "finished"}  # events that are no news
 COMPARED = ("steps", "seconds", "waiting")
 CURVES = (
-    "Thin: training episodes, ten at a time. Dots: evaluations. Large: the task is learnt, by play "
-    "(circle) or from a lesson (diamond), with its score {}."
+    "Lines: training episodes, ten at a time, with their random actions. Marks: a task is learnt, "
+    "by play (circle) or from a lesson (diamond), with its score {}; later agents have smaller "
+    "ones. Small dots: other evaluations."
 )
 
 
@@ -72,12 +73,13 @@ def learnt(measured: Measured) -> Card:
         return Card(question, "not known yet", rest)
     pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
     better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
-    first, last = pairs.mean(axis=0)
+    (first, last), middle = pairs.mean(axis=0), float(np.median(pairs[:, 1]))
     words = f"Tasks whose mean score over agents, {scored(measured)}, is above {what}"
     words += " by more than its standard error." if len(after) > 1 else "."
     if means:
-        words += f" Mean over tasks ({scale.name}): {number(first)} → {number(last)}, median "
-        words += f"{number(float(np.median(pairs[:, 1])))}."
+        part = scale.name == "HNS"
+        told = (f"{100 * x:.0f} %" if part else number(x) for x in (first, last, middle))
+        words += " Mean over tasks ({}): {} → {}, median {}.".format(scale.name, *told)
     played = int(measured.run.setting("evaluation.episodes", 0))
     words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
     words += f" {rest}" if rest else ""
