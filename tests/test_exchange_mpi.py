@@ -26,6 +26,7 @@ def one_way(tmp_path: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.long)])
 def test_every_lesson_reaches_whom_a_path_connects(mpi: str, one_way: str) -> None:
     for ranks in (5, 8):
         command = ["mpirun", "-np", str(ranks), "python", PROGRAM, *GRAPHS, one_way]

@@ -458,7 +458,7 @@ def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.mpi
 def test_a_study_runs_in_parts_from_its_start_to_its_report_and_repeats_nothing(
     tmp_path: Path,
