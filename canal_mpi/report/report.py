@@ -73,9 +73,10 @@ def learnt(measured: Measured) -> Card:
         return Card(question, "not known yet", rest)
     pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
     better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
+    above = int((pairs[:, 1] > pairs[:, 0]).sum())
     (first, last), middle = pairs.mean(axis=0), float(np.median(pairs[:, 1]))
     words = f"Tasks whose mean score over agents, {scored(measured)}, is above {what}"
-    words += " by more than its standard error." if len(after) > 1 else "."
+    words += f"; on {better} by more than its standard error." if len(after) > 1 else "."
     if means:
         part = scale.name == "HNS"
         told = (f"{100 * x:.0f} %" if part else number(x) for x in (first, last, middle))
@@ -84,7 +85,7 @@ def learnt(measured: Measured) -> Card:
     words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
     words += f" {rest}" if rest else ""
     tone = "good" if better > len(tasks) / 2 else ""  # a short run that learnt little is no fault
-    return Card(question, f"better on {better} of {len(tasks)}", words, tone)
+    return Card(question, f"better on {above} of {len(tasks)}", words, tone)
 
 
 def _first_episodes(measured: Measured) -> Array:

@@ -100,7 +100,10 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
     known = [name for name in names if compared(job, name)]
     if known:
         of = f" of {len(known)}" if len(known) < len(names) else ""
-        words += f": better than random play on {better[0]}{of}"
+        means = [mean(tasks["score"][tasks["task"] == name.encode()]) for name in known]
+        above = sum(x > RANDOM_AND_HUMAN[name][0] for x, name in zip(means, known, strict=True))
+        clearly = f", clearly on {better[0]}" if better[0] < above else ""
+        words += f": better than random play on {max(above, better[0])}{of}{clearly}"
         if better[0] != better[-1]:
             words += f" right after learning, on {better[-1]} at the end"
         words += f" ({RULE})" if agents > 1 else ""
