@@ -154,7 +154,8 @@ def test_the_ending_tells_scores_of_tasks_and_who_learnt_them_from_whom(tmp_path
         "Krull 1598.0 2665.5 2131.8 ± 533.8 50 % 0 1",
         "CartPole-v1 – – 200.0 – 1 0",
     ]
-    assert lines[5].startswith(" 2 tasks, 2 agents: better than random play on 1 of 1, clearly on 0 (")
+    said = "better than random play on 1 of 1, clearly on 0 ("
+    assert lines[5].startswith(f" 2 tasks, 2 agents: {said}")
     assert "Played 2,000 steps; without sharing it would have been 4,000." in lines[5]
 
 
