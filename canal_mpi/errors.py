@@ -148,6 +148,11 @@ def place(error: BaseException) -> str:
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
+def described(error: BaseException) -> str:
+    """An error of somebody else's code in a line: its kind, its words and where it was raised."""
+    return f"{type(error).__name__}: {error} ({place(error)})"
+
+
 def import_extra(module: str, extra: str) -> Any:
     """A library that only an extra of the package installs."""
     try:

@@ -16,8 +16,8 @@ from canal_mpi.errors import (
     DamagedData,
     RankFailed,
     UsageError,
+    described,
     import_module,
-    place,
     suggestion,
 )
 from canal_mpi.games import win_return_of
@@ -191,7 +191,7 @@ def make_game(task: str, config: TaskConfig, seed: np.random.SeedSequence) -> Ga
     except (CanalError, MemoryError):
         raise
     except Exception as error:
-        words = f"{type(error).__name__}: {error} ({place(error)}); -v shows the traceback."
+        words = f"{described(error)}; -v shows the traceback."
         raise RankFailed(f"task '{task}' can't be made: {words}") from error
 
 

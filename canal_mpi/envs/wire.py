@@ -11,7 +11,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from canal_mpi.errors import CanalError, DamagedData, ProtocolError, RankFailed, UsageError, place
+from canal_mpi.errors import (
+    CanalError,
+    DamagedData,
+    ProtocolError,
+    RankFailed,
+    UsageError,
+    described,
+)
 from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Spaces, Step
 
 HEAD = struct.Struct("<4sB?H")  # magic, request, whether it failed, environment
@@ -71,7 +78,7 @@ class Message(NamedTuple):
     def failure(self, error: Exception) -> bytes:
         """The answer to this request that tells of an error: its exit code and its words."""
         code = error.code if isinstance(error, CanalError) else RankFailed.code
-        words = f"{type(error).__name__}: {error} ({place(error)}); the env server's log has more"
+        words = f"{described(error)}; the env server's log has more"
         words = str(error) if isinstance(error, CanalError) else words
         text = words.encode()[:WORDS].decode(errors="ignore").encode()
         return self._replace(body=struct.pack("<H", code) + text, failed=True).pack()

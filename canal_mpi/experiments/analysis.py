@@ -97,9 +97,8 @@ class Cell:
         both = (self.taught.any(axis=1) & ~self.taught.all(axis=1)).all(axis=0)
         sides = (np.where(who, self.points, nan)[..., both] for who in (self.taught, ~self.taught))
         students, players = (np.nanmean(side, axis=1) - random[both] for side in sides)
-        count, above = len(players), players.mean(axis=0)
-        spread = players.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else inf
-        clear = above > 2 * np.hypot(spread, error[both])
+        above, spread = players.mean(axis=0), [m.standard_error(seeds) for seeds in players.T]
+        clear = above > 2 * np.hypot(spread, error[both])  # one seed does not tell: NaN
 
         def part(ours: Array, theirs: Array) -> Any:
             return ratio(mean_score(ours / above[clear]), mean_score(theirs / above[clear]))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
 
-from canal_mpi.errors import UsageError, logger, lookup, place
+from canal_mpi.errors import UsageError, described, logger, lookup
 from canal_mpi.interfaces import Array, Spaces
 from canal_mpi.learn import NETWORKS, fast_mlp
 from canal_mpi.learn.fast_mlp import (
@@ -122,8 +122,7 @@ class TorchBackend:
         try:
             trunk: nn.Module = make(self.spaces.shape, c.widths, c.layer_norm)
         except Exception as error:
-            words = f"{type(error).__name__}: {error} ({place(error)})"
-            raise UsageError(f"learn.network = {c.network}: {words}.") from error
+            raise UsageError(f"learn.network = {c.network}: {described(error)}.") from error
         return trunk
 
     def _features_of(self, trunk: nn.Module) -> int:
@@ -137,8 +136,8 @@ class TorchBackend:
                 trunk(torch.zeros(1, numbers))
                 found = trunk(torch.zeros(2, numbers))
         except Exception as error:
-            told = f"one or two observations [{numbers}]: {type(error).__name__}: {error}"
-            raise UsageError(f"{name}: it fails on {told} ({place(error)}).") from error
+            told = f"one or two observations [{numbers}]: {described(error)}"
+            raise UsageError(f"{name}: it fails on {told}.") from error
         is_tensor = isinstance(found, Tensor)
         if not is_tensor or found.shape != (2, features) or found.dtype != torch.float32:
             what = f"{found.dtype} {[*found.shape]}" if is_tensor else f"{found!r:.60}"

@@ -20,8 +20,8 @@ from canal_mpi.errors import (
     RankFailed,
     Stopped,
     StorageError,
+    described,
     logger,
-    place,
 )
 from canal_mpi.launcher import STARTED, detect
 
@@ -246,5 +246,5 @@ def _report(shutdown: Shutdown, error: BaseException, verbosity: int) -> int:
         sleep(DEFERENCE)
     files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
     where = f"the traceback is in {files[0]}." if files else "-v shows the traceback."
-    message = f"{who} failed: {type(error).__name__}: {error} ({place(error)}); {where}"
+    message = f"{who} failed: {described(error)}; {where}"
     return shutdown.fail(message, RankFailed.code, survivable=True)

@@ -1,8 +1,8 @@
 """The last words of a run: how well each task was learnt, by whom, and where the time went."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import floor, isnan, nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,10 +82,12 @@ def final_scores(store: Store) -> Columns:
     return {"task": np.array([task for _, task in pairs], "S64"), "score": np.array(means)}
 
 
-def better_than_random(job: Job, scores: Columns) -> int:
-    """Games on which the mean over agents is clearly above the score of random play."""
+def better_than_random(
+    job: Job, scores: Columns, rule: Callable[[Any], bool] = clearly_above
+) -> int:
+    """Games on which the mean over agents is clearly, or by another rule, above random play."""
     return sum(
-        clearly_above(scores["score"][scores["task"] == name.encode()] - RANDOM_AND_HUMAN[name][0])
+        rule(scores["score"][scores["task"] == name.encode()] - RANDOM_AND_HUMAN[name][0])
         for name in _names(job, scores)
         if compared(job, name)
     )
@@ -100,10 +102,9 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
     known = [name for name in names if compared(job, name)]
     if known:
         of = f" of {len(known)}" if len(known) < len(names) else ""
-        means = [mean(tasks["score"][tasks["task"] == name.encode()]) for name in known]
-        above = sum(x > RANDOM_AND_HUMAN[name][0] for x, name in zip(means, known, strict=True))
+        above = better_than_random(job, tasks, lambda more: mean(more) > 0)
         clearly = f", clearly on {better[0]}" if better[0] < above else ""
-        words += f": better than random play on {max(above, better[0])}{of}{clearly}"
+        words += f": better than random play on {above}{of}{clearly}"
         if better[0] != better[-1]:
             words += f" right after learning, on {better[-1]} at the end"
         words += f" ({RULE})" if agents > 1 else ""
