@@ -140,6 +140,7 @@ BAD_NUMBERS = {  # what environments of these names give at their 20th step
     "NanObs": (np.array([0, float("nan")]), 0.0),
     "NoObs": (None, 0.0),
     "ShortObs": (np.zeros(1), 0.0),
+    "ByteObs": (np.array([0, 300]), 0.0),
 }
 
 
@@ -151,6 +152,8 @@ class BadNumbers(gymnasium.Env[Array, np.int64]):
 
     def __init__(self, kind: str) -> None:
         self.bad = BAD_NUMBERS[kind]
+        if kind == "ByteObs":
+            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
 
     def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
         self.steps = 0

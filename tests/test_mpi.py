@@ -257,6 +257,8 @@ REFUSALS = [  # those that one process can make are in tests/test_cli.py
     (["--tasks", "RoadRuner"], "unknown task 'RoadRuner'; did you mean 'RoadRunner'?"),
     (["--agent", "1"], "--agent 1 is for one rank"),
     (["--topology", "star_graph"], "found 4 nodes; expected 3, one per agent"),
+    (["--resume", ""], "--resume can't be empty"),
+    (["--set", "share.policy=sys:maxsize"], "expected a function or class, not 92233"),
 ]
 
 
@@ -323,6 +325,7 @@ def test_numbers_that_no_buffer_can_hold_end_the_job_with_their_name(out: Path) 
         "NanObs": "gave the observation array([ 0., nan])",
         "NoObs": "gave the observation None",
         "ShortObs": "gave the observation array([0.])",
+        "ByteObs": "gave the observation array([ 0, 300])",
     }.items():
         options = ("--tasks", f"plugins:{kind}-v0", "--order", "same", "--out", str(out / kind))
         command = ["canal-mpi", "train", *LAZY, *options]
