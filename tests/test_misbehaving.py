@@ -68,6 +68,7 @@ def test_a_process_without_launcher_that_hangs_is_ended_too(out: Path) -> None:
     result = run(["canal-mpi", "train", *JOB, *words], timeout=100)
     assert result.code == 76, result.err
     assert "has not moved for 6 s in training misbehaving:StepHangs-v0" in result.complaints[0]
+    assert result.complaints[0].endswith(f"To go on: canal-mpi train --resume {out}")
     assert nothing_is_left(out)
 
 

@@ -22,7 +22,7 @@ from canal_mpi.errors import ProtocolError
 from canal_mpi.launcher import Launcher, detect
 
 GOODBYE, MUTE, LIMIT, ALIVE, DEATH = "goodbye", "mute", "limit", "alive", "death"
-SURVIVED = "survived"
+SURVIVED, HINT = "survived", "hint"
 MOST = 400  # bytes of a message to the helper
 TICK = 1.0  # seconds between two looks at the rank and its launcher
 GRACE = 5.0  # seconds for a rank to end by itself, once its launcher is gone
@@ -89,6 +89,10 @@ class DeathReporter:
         """What to say if the rank dies now; nothing where the reason is known."""
         self._send(f"{DEATH} {message}")
 
+    def set_hint(self, hint: str) -> None:
+        """How to resume, where the rank hangs."""
+        self._send(f"{HINT} {hint}")
+
     def set_limit(self, seconds: float) -> None:
         """End the rank (SIGUSR2, then SIGKILL) when `alive` was not called for so long."""
         self._send(f"{LIMIT} {seconds!r}")
@@ -149,7 +153,7 @@ class Helper:
             "waited for a rank that hangs."
         )
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
-        self.takedown = TAKEDOWN
+        self.hint, self.takedown = "", TAKEDOWN
         self._held = b""
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # every microsecond counts
 
@@ -188,6 +192,8 @@ class Helper:
                 self.limit = float(words)
             elif kind == ALIVE:
                 self.doing = words
+            elif kind == HINT:
+                self.hint = words
             elif kind == SURVIVED:
                 self.takedown = 0.0
             else:
@@ -201,7 +207,8 @@ class Helper:
         elif self._is_stopped():
             self.heard = monotonic()
         elif silent > self.limit:
-            self._speak(f"{self.who} has not moved for {silent:.0f} s in {self.doing}: it hangs.")
+            moved = f"{self.who} has not moved for {silent:.0f} s in {self.doing}"
+            self._speak(f"{moved}: it hangs.{self.hint}")
             self._end(signal.SIGUSR2, INSTANT)
 
     def _is_stopped(self) -> bool:

@@ -118,6 +118,7 @@ class Shutdown:
         `mark(status, why)` writes into the files of the run that it is not over.
         """
         self.hint, self._mark = f" To go on: {command}", mark
+        self.world.death_reporter.set_hint(self.hint)
         self.world.heartbeat.allow_stop(inf if limit is None else self.started + limit)
         stop_signals.defer(self._on_urgent)
 
