@@ -1,5 +1,6 @@
 """Sharing policies and learners that misbehave on purpose; jobs name them as module:name."""
 
+import atexit
 import contextlib
 import os
 import signal
@@ -60,6 +61,12 @@ def first_is_killed(need: Need, offers: Sequence[Offer]) -> list[Offer]:
 def hangs(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     if _late(offers):
         time.sleep(600)
+    return exact(need, offers)
+
+
+def stops_at_the_end(need: Need, offers: Sequence[Offer]) -> list[Offer]:
+    if _late(offers):
+        atexit.register(os.kill, os.getpid(), signal.SIGSTOP)
     return exact(need, offers)
 
 
@@ -147,13 +154,13 @@ BAD_NUMBERS = {  # what environments of these names give at their 20th step
 class BadNumbers(gymnasium.Env[Array, np.int64]):
     """Gives an observation or a reward that no buffer can hold."""
 
-    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
     def __init__(self, kind: str) -> None:
         self.bad = BAD_NUMBERS[kind]
+        self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
         if kind == "ByteObs":
-            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)  # type: ignore[arg-type]
 
     def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
         self.steps = 0

@@ -30,6 +30,7 @@ from launch import (
 )
 
 from canal_mpi.results.checkpoint import load_state
+from canal_mpi.results.files import read_attributes
 
 pytestmark = pytest.mark.mpi
 
@@ -208,6 +209,16 @@ def test_a_silent_rank_is_named_and_ends_the_job(mpi: str, out: Path) -> None:
     assert len(result.complaints) == 1, result.err
     assert "rank 1 on " in result.complaints[0]
     assert "silent for" in result.complaints[0]
+
+
+def test_a_rank_that_stops_while_all_leave_does_not_hold_up_the_launcher(out: Path) -> None:
+    options = ("--share", "plugins:stops_at_the_end", "--set", "timeout=2", "--out", str(out))
+    result = mpirun(2, "train", *TINY, *options, mpi="mpich", timeout=90)
+    assert result.code != 0
+    [said] = result.complaints
+    assert "has not ended 12 s after all was done and saved." in said, result.err
+    assert read_attributes(out / "run.h5")["status"] == "finished"
+    assert nothing_is_left(out)
 
 
 HANGS = (*SMOKE, *LAZY, "--tasks", "plugins:Hangs-v0")

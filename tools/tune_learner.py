@@ -325,7 +325,7 @@ def stream(seed: int, game: str, purpose: str) -> np.random.SeedSequence:
 
 def make_game(s: Settings, game: str, seed: int, purpose: str) -> AtariGame:
     """The environment of a run."""
-    config = TaskConfig(repeat_action_probability=s.sticky)
+    config = TaskConfig(frame_stack=1, repeat_action_probability=s.sticky)
     return AtariGame(game, config, stream(seed, game, purpose))
 
 

@@ -105,9 +105,9 @@ class DeathReporter:
         """The others go on without this rank: they are not taken down with it."""
         self._send(SURVIVED)
 
-    def dismiss(self) -> None:
-        """The rank ends in good order: from here on its silence means nothing."""
-        self._send(GOODBYE)
+    def dismiss(self, within: float = inf) -> None:
+        """The rank ends in good order; one that has a launcher is killed after `within` seconds."""
+        self._send(f"{GOODBYE} {within!r}")
 
     def mute(self) -> None:
         """What is wrong has been said: the ranks that are taken down now need no report."""
@@ -143,6 +143,13 @@ def _claim(name: str) -> socket.socket | None:
     return claim
 
 
+def _is_stopped(process: int) -> bool:
+    """Whether a process is held by a signal: then it can't move, and need not."""
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    return False
+
+
 class Helper:
     """The helper process of one rank; without a launcher (0) it only ends one that hangs."""
 
@@ -154,6 +161,7 @@ class Helper:
         )
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self.hint, self.takedown = "", TAKEDOWN
+        self.over = False  # whether everything is done but leaving
         self._held = b""
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # every microsecond counts
 
@@ -184,8 +192,10 @@ class Helper:
         self.heard = monotonic()
         for line in lines:
             kind, _, words = line.decode(errors="replace").partition(" ")
-            if kind == GOODBYE:
-                os._exit(0)
+            if kind == GOODBYE and not self.over:
+                self.words, self.over, self.limit = "", True, float(words)
+                if not self.launcher or self.limit == inf:
+                    os._exit(0)
             elif kind == MUTE:
                 self._leave("")
             elif kind == LIMIT:
@@ -196,7 +206,7 @@ class Helper:
                 self.hint = words
             elif kind == SURVIVED:
                 self.takedown = 0.0
-            else:
+            elif kind == DEATH:
                 self.words = words
 
     def _check(self) -> None:
@@ -204,18 +214,15 @@ class Helper:
         silent = monotonic() - self.heard
         if self.launcher and not Path(f"/proc/{self.launcher}").exists():
             self._end(signal.SIGTERM, GRACE)
-        elif self._is_stopped():
+        elif _is_stopped(self.launcher if self.over else self.rank):
             self.heard = monotonic()
+        elif silent > self.limit and self.over:
+            self._speak(f"{self.who} has not ended {silent:.0f} s after all was done and saved.")
+            self._end(signal.SIGKILL, INSTANT)
         elif silent > self.limit:
             moved = f"{self.who} has not moved for {silent:.0f} s in {self.doing}"
             self._speak(f"{moved}: it hangs.{self.hint}")
             self._end(signal.SIGUSR2, INSTANT)
-
-    def _is_stopped(self) -> bool:
-        """Whether the rank is held by a signal: then it can't move, and need not."""
-        with suppress(OSError):
-            return Path(f"/proc/{self.rank}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-        return False
 
     def _speak(self, words: str) -> None:
         """Say something, unless another helper on this host already has."""

@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from math import ceil
+from math import inf
 from pathlib import Path
 from time import sleep
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -307,10 +307,7 @@ class World:
     def finish(self) -> None:
         """Leave together: no rank closes MPI while another still talks."""
         self.barrier()
-        if self.comm is not None:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # MPI_Finalize knows no deadline
-            signal.alarm(ceil(self.heartbeat.timeout) + 10)
-        self.death_reporter.dismiss()
+        self.death_reporter.dismiss(self.heartbeat.timeout + SLACK)  # MPI_Finalize may wait
 
     def close(self) -> None:
         """Be done with MPI before the program is over, unless it would wait for the dead."""
@@ -318,7 +315,7 @@ class World:
             from mpi4py import MPI
 
             MPI.Finalize()
-            signal.alarm(0)
+            self.death_reporter.set_limit(inf)
 
     def _on_hang(self, number: int, frame: Any) -> None:
         """The process beside this rank says that it hangs."""
