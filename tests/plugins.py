@@ -160,7 +160,7 @@ class BadNumbers(gymnasium.Env[Array, np.int64]):
         self.bad = BAD_NUMBERS[kind]
         self.observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
         if kind == "ByteObs":
-            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)  # type: ignore[arg-type]
+            self.observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
 
     def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
         self.steps = 0
