@@ -26,8 +26,7 @@ WARM = 300  # steps before the first measurement, so that updates have begun
 
 def rawplayer(task, frame_skip):
     """Plays one step at random: `act` for every frame, a reset where the game is over."""
-    emulator = Emulator.of(task)
-    ale = emulator.ale
+    ale = Emulator.of(task)
     moves = [int(action.value) for action in ale.getLegalActionSet()]
     drawn = np.random.default_rng(1).integers(len(moves), size=4096).tolist()
     place = 0
@@ -38,7 +37,7 @@ def rawplayer(task, frame_skip):
         for _ in range(frame_skip):
             ale.act(moves[drawn[place]])
         if ale.game_over():
-            emulator.restart()
+            ale.restart()
 
     return play
 

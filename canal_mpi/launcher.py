@@ -5,7 +5,7 @@ import re
 import select
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -126,12 +126,13 @@ CREDIT = 0.05  # seconds that sleeping too long, or waiting, may be made up for
 class Throttle:
     """Slows this thread to a fraction of its speed by sleeping inside `tick`.
 
-    Each second in which it is busy then takes at least 1 / speed seconds. Waiting is not slowed: a
-    slow device waits no longer than a fast one.
+    Each second in which it is busy then takes at least 1 / speed seconds: also where it has to
+    wait for a core, else ranks that share cores would all be equally slow. Other waiting is not
+    slowed: a slow device waits no longer than a fast one.
     """
 
     def __init__(self, speed: float) -> None:
-        self.speed, self._clock = speed, _busy_clock()
+        self.speed = speed
         self._busy = inf  # at the last tick; nothing counts before the first
         self._due = -inf  # when a device of that speed would have got so far
 
@@ -139,28 +140,22 @@ class Throttle:
         """Called after every piece of work: sleeps until the slower device would be done."""
         if self.speed == 1:
             return
-        busy, now = self._clock(), monotonic()
+        busy, now = sum(_core_seconds()), monotonic()
         self._due = max(self._due + max(busy - self._busy, 0.0) / self.speed, now - CREDIT)
         self._busy = busy
         if self._due - now > SHORTEST:
             sleep(min(self._due - now, LONGEST))
 
 
-def _busy_clock() -> Callable[[], float]:
-    """Seconds in which this thread computed, or was ready to while others had the core.
-
-    With CPU time alone, ranks on a machine with fewer cores than ranks would all be equally slow.
-    """
+def _core_seconds() -> tuple[float, float]:
+    """Seconds in which this thread had a core, and in which it was ready to run and had none."""
     try:
-        file = os.open(SCHEDSTAT, os.O_RDONLY)
+        used, waited = Path(SCHEDSTAT).read_text().split()[:2]
     except OSError:  # a kernel without it
-        return thread_time
-    return lambda: sum(map(int, os.pread(file, 64, 0).split()[:2])) / 1e9
+        return thread_time(), 0.0
+    return int(used) / 1e9, int(waited) / 1e9
 
 
 def core_wait() -> float:
     """Seconds in which this thread was ready to run and had no core; 0 where nobody knows."""
-    try:
-        return int(Path(SCHEDSTAT).read_text().split()[1]) / 1e9
-    except OSError:
-        return 0.0
+    return _core_seconds()[1]

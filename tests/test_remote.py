@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from canal_mpi.config import resolve
-from canal_mpi.envs import common_spaces, env_maker, local_env_maker
-from canal_mpi.envs.client import Channel, RemoteMaker
-from canal_mpi.envs.server import EnvServer, ServerChannel, Worker, WorkerEnvs
-from canal_mpi.envs.wire import HEAD, Message
+from canal_mpi.envs import common_spaces, env_maker
+from canal_mpi.envs.client import HEAD, Channel, Message, RemoteMaker, unpack_step
+from canal_mpi.envs.server import EnvServer, ServerChannel, WorkerEnvs
 from canal_mpi.errors import DamagedData, ProtocolError, RankFailed
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Env
 from canal_mpi.settings import Job
@@ -32,8 +31,7 @@ class Direct(Channel):
     name = "rank 9 on there"
 
     def __init__(self, job: Job) -> None:
-        spaces = common_spaces(job.tasks, job.task)
-        self.envs = WorkerEnvs(job, spaces, local_env_maker(job, spaces))
+        self.envs = WorkerEnvs(job)
 
     def ask(self, request: bytes) -> None:
         self.held = self.envs.answer(request)
@@ -138,9 +136,8 @@ def test_a_step_that_breaks_its_promise_is_refused() -> None:
         (bytes(8) + b"\x01" + bytes(16), "flags"),  # an ended episode lacks its next start
     ]:
         _, remote = both(job_of(1), 1)
-        form, step = remote._channel_steps[0]  # type: ignore[attr-defined]
         with pytest.raises(ProtocolError, match=words):
-            form.unpack(memoryview(body), step)
+            unpack_step(body, remote._step)  # type: ignore[attr-defined]
 
 
 class QueuePort:
@@ -168,14 +165,14 @@ class ThreadServer:
     """An env server with real workers in a thread, and its agents' ends."""
 
     def __init__(self, jobs: list[Job], folder: Path) -> None:
-        workers = [Worker(job, folder / "server.log") for job in jobs]
-        for worker in workers:
-            worker.ready(lambda: None)
         self.queues = [(queue.Queue[bytes](), queue.Queue[bytes]()) for _ in jobs]
-        channels = [
-            ServerChannel(k, QueuePort(*self.queues[k]), worker) for k, worker in enumerate(workers)
+        self.channels = [
+            ServerChannel(k, QueuePort(*self.queues[k]), job, folder / "server.log")
+            for k, job in enumerate(jobs)
         ]
-        self.workers, self.server = workers, EnvServer(channels, lambda: None)
+        for channel in self.channels:
+            channel.ready(lambda: None)
+        self.server = EnvServer(self.channels, lambda: None)
         self.thread = threading.Thread(target=self.server.serve, daemon=True)
         self.thread.start()
         self.makers = [
@@ -205,14 +202,13 @@ def test_an_environment_that_hangs_blocks_nobody_else_and_is_ended(
         fine.send(np.array([1]))
         fine.recv()
     server.queues[0][0].put(b"gone")  # the agent is killed: its environments are closed
-    server.workers[0].process.wait(20)
-    assert server.workers[0].process.returncode == -9
+    assert server.channels[0].process.wait(20) == -9
     fine.send(np.array([1]))
     assert fine.recv().reward[0] == 1
     server.makers[1].close()
     server.thread.join(20)
     assert not server.thread.is_alive()
-    assert server.workers[1].process.returncode == 0
+    assert server.channels[1].process.returncode == 0
 
 
 def test_an_agent_that_breaks_the_rules_is_told_and_left_alone(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ from canal_mpi.interfaces import (
     Array,
     Columns,
     Env,
-    EnvMaker,
     Spaces,
     Step,
 )
@@ -219,27 +218,23 @@ def _spaces_of(task: str, config: TaskConfig) -> Spaces:
     return game.spaces
 
 
-def local_env_maker(job: Job, spaces: Spaces) -> Callable[[str, str, int, int, int], Env]:
-    """Makes games `first` to `first + games` of a task, each seeded by its number too."""
-
-    def make(task: str, purpose: str, agent: int, first: int, games: int) -> Env:
-        config = job.task
-        if purpose != "train":
-            most = min(config.max_steps, job.evaluation.max_steps)
-            config = replace(config, max_steps=most)
-        names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in range(first, first + games)]
-        seeds = [seed_sequence(job.seed, agent, task, name) for name in names]
-        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces, first)
-
-    return make
-
-
 def envs_for(job: Job, purpose: str) -> int:
     """How many games are played at once: several while training, one otherwise."""
     return job.train.num_envs if purpose == "train" else 1
 
 
-def env_maker(job: Job, spaces: Spaces) -> EnvMaker:
-    """Environments of this process, seeded by agent, task and purpose."""
-    make = local_env_maker(job, spaces)
-    return lambda task, purpose, agent: make(task, purpose, agent, 0, envs_for(job, purpose))
+def env_maker(job: Job, spaces: Spaces) -> Callable[..., Env]:
+    """An EnvMaker of this process. Each game is seeded by agent, task, purpose and its number;
+    a worker of an env server plays only some: `games` from the `first` on."""
+
+    def make(task: str, purpose: str, agent: int, first: int = 0, games: int = 0) -> Env:
+        config = job.task
+        if purpose != "train":
+            most = min(config.max_steps, job.evaluation.max_steps)
+            config = replace(config, max_steps=most)
+        numbers = range(first, first + (games or envs_for(job, purpose)))
+        names = [f"env-{purpose}" + f"-{k}" * bool(k) for k in numbers]
+        seeds = [seed_sequence(job.seed, agent, task, name) for name in names]
+        return LocalEnvs(task, [make_game(task, config, seed) for seed in seeds], spaces, first)
+
+    return make

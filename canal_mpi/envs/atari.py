@@ -1,7 +1,7 @@
 """Atari games on the emulator itself, seen as stacked frames: RAM or grey pictures."""
 
 from functools import cache
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import ale_py
 import ale_py.roms
@@ -28,7 +28,7 @@ def atari_games() -> dict[str, str]:
 MOST_IDLE = 16  # emulators that are kept for the next game
 
 
-class Emulator:
+class Emulator(ale_py.ALEInterface):
     """A loaded game. Loading takes a quarter of a second, so emulators are used again.
 
     Set back to its first state a used one plays like a new one: without sticky actions of its own,
@@ -38,17 +38,17 @@ class Emulator:
     idle: ClassVar[list["Emulator"]] = []
 
     def __init__(self, task: str) -> None:
-        ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-        self.task, self.ale = task, ale_py.ALEInterface()
-        self.ale.setInt("random_seed", 0)
-        self.ale.setFloat("repeat_action_probability", 0.0)  # see AtariGame._act
+        self.setLoggerMode(ale_py.LoggerMode.Error)
+        super().__init__()
+        self.task = task
+        self.setInt("random_seed", 0)
+        self.setFloat("repeat_action_probability", 0.0)  # see AtariGame._act
         rom = ale_py.roms.get_rom_path(atari_games()[task])
         if rom is None:
             raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
-        self.ale.loadROM(rom)
-        self.ale.reset_game()
-        self.opening = self.ale.getScreenRGB()
-        self._start = self.ale.cloneState(include_rng=True)
+        self.loadROM(rom)
+        self.reset_game()
+        self._start = self.cloneState(include_rng=True)
 
     @classmethod
     def of(cls, task: str) -> "Emulator":
@@ -63,7 +63,7 @@ class Emulator:
     def restart(self) -> None:
         """Be at the start of a game. The emulator's own reset plays a second of the game for it,
         a hundred times as long; this leaves only the screen as it was until the next frame."""
-        self.ale.restoreState(self._start)
+        self.restoreState(self._start)
 
     def give_back(self) -> None:
         """Keep it for the next game; the longest idle one makes room."""
@@ -86,14 +86,13 @@ class AtariGame:
         self.config = config
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.rng.integers(1 << 31)  # once the emulator's seed: streams stay as they were
-        self._emulator: Emulator | None = Emulator.of(task)
-        self.ale = self._emulator.ale
+        self.ale, self._open = Emulator.of(task), True
         self.actions = [int(action.value) for action in self.ale.getLegalActionSet()]
         self.spaces = atari_spaces(config)
         self._frames = np.zeros((config.frame_stack, *self.spaces.frame_shape), dtype=np.uint8)
         self._screen = Screen(self.ale) if config.obs == "pixels" else None
         self._steps = self._lives = self._last_action = 0
-        self._shown = False  # whether the screen shows this game already
+        self._filmed = False
 
     def reset(self) -> Array:
         """Start an episode, after a random number of no-ops."""
@@ -105,18 +104,16 @@ class AtariGame:
                 self._restart()
         self._steps, self._lives = 0, self.ale.lives()
         if self._screen:
-            self._screen.clear()
+            self._screen.before[:] = 0  # the first frame is merged with none before it
         self._look()
         self._frames[:] = self._frames[-1]  # the first frame fills the stack
         return self._frames.reshape(self.spaces.shape).copy()
 
     def _restart(self) -> None:
-        assert self._emulator is not None
-        self._shown = bool(self._screen)
-        if self._screen:
+        if self._screen or self._filmed:
             self.ale.reset_game()
         else:
-            self._emulator.restart()
+            self.ale.restart()
 
     def step(self, action: int) -> tuple[Array, float, int]:
         """Repeat the action for `frame_skip` frames; the observation, the reward, the flags."""
@@ -139,7 +136,6 @@ class AtariGame:
             or self.rng.random() >= self.config.repeat_action_probability
         ):
             self._last_action = action
-        self._shown = True
         return float(self.ale.act(self._last_action))
 
     def _flags(self) -> int:
@@ -169,7 +165,7 @@ class AtariGame:
             "rng": rng_state(self.rng),
             "frames": self._frames.copy(),
         }
-        return held | (self._screen.state_dict() if self._screen else {})
+        return held | ({"before": self._screen.before.copy()} if self._screen else {})
 
     def load_state_dict(self, state: Columns) -> None:
         """Go on where `state` was taken."""
@@ -178,62 +174,47 @@ class AtariGame:
         self._frames[:] = state["frames"]
         self.ale.restoreState(ale_py.ALEState(state["emulator"].tobytes()))
         if self._screen:
-            self._screen.load_state_dict(state)
+            self._screen.before[:] = state["before"]
 
     def film(self) -> int:
-        """Pictures per second, where one is taken at every step."""
+        """Let `picture` work from the next reset on; pictures per second."""
+        self._filmed = True
         return 15
 
     def picture(self) -> Array:
         """The screen in colour, as people see it."""
-        assert self._emulator is not None
-        screen: Array = self.ale.getScreenRGB() if self._shown else self._emulator.opening
+        screen: Array = self.ale.getScreenRGB()
         return screen
 
     def close(self) -> None:
         """Leave the emulator to the next game."""
-        if self._emulator:
-            self._emulator.give_back()
-            self._emulator = None
+        if self._open:
+            self._open = False
+            self.ale.give_back()
 
 
 class Screen:
-    """Grey frames of 84 x 84 by area averaging."""
+    """Grey frames of 84 x 84 by area averaging, of two merged ones: sprites flicker."""
 
-    def __init__(self, ale: Any) -> None:
+    def __init__(self, ale: Emulator) -> None:
         self.ale = ale
         height, width = ale.getScreenDims()
         self._now = np.zeros((height, width), dtype=np.uint8)
-        self._before = np.zeros_like(self._now)
+        self.before = np.zeros_like(self._now)  # what the next one is merged with
         self._rows, self._columns = _averaging(height, SIDE), _averaging(width, SIDE).T.copy()
-        self._fresh = False
-
-    def clear(self) -> None:
-        """A new episode: its first frame is merged with none before it."""
-        self._fresh = True
 
     def note(self) -> None:
-        """Keep the frame before the last one: sprites flicker, so two frames are merged."""
-        self.ale.getScreenGrayscale(self._before)
+        """Keep the frame before the last one."""
+        self.ale.getScreenGrayscale(self.before)
 
     def look(self) -> Array:
         """The current screen."""
         self.ale.getScreenGrayscale(self._now)
-        merged = self._now if self._fresh else np.maximum(self._now, self._before)
+        merged = np.maximum(self._now, self.before)
         small = self._rows @ merged.astype(np.float32) @ self._columns
-        self._fresh = False
-        self._before[:] = self._now  # without frame skip the next look merges with this one
+        self.before[:] = self._now  # without frame skip the next look merges with this one
         frame: Array = np.rint(small).astype(np.uint8)
         return frame
-
-    def state_dict(self) -> Columns:
-        """The frame that the next look may merge with."""
-        return {"before": self._before.copy()}
-
-    def load_state_dict(self, state: Columns) -> None:
-        """Go on where `state` was taken."""
-        self._before[:] = state["before"]
-        self._fresh = False
 
 
 def _averaging(size: int, target: int) -> Array:

@@ -1,24 +1,140 @@
-"""Environments that an env server plays, the same from outside as local ones."""
+"""Environments that an env server plays, the same from outside as local ones.
+
+A channel joins an agent to one worker process of a server. It carries one request at a time and
+its answer: a fixed head, then a body of a known size.
+"""
 
 import os
+import struct
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from itertools import pairwise
+from math import isfinite
 from time import monotonic, sleep
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from canal_mpi.envs import empty_step, envs_for
-from canal_mpi.envs.wire import LIMIT, ORDER, Message, Port, Request, StepFormat
-from canal_mpi.errors import ProtocolError
-from canal_mpi.interfaces import Array, Columns, Env, Spaces, Step
+from canal_mpi.errors import (
+    CanalError,
+    DamagedData,
+    ProtocolError,
+    RankFailed,
+    UsageError,
+    described,
+)
+from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Columns, Env, Spaces, Step
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.settings import Job
 
+HEAD = struct.Struct("<4sB?H")  # magic, request, whether it failed, environment
+MAGIC = b"CENV"
+ORDER = struct.Struct("<64s64siii")  # task, purpose, agent, first game, number of games
+WORDS = 2000  # bytes of an error's text
+LIMIT = 1 << 28  # bytes of a message; only saved environments come near it
+OVER = TERMINATED | TRUNCATED
+Body = bytes | memoryview
 Idle = Callable[[int, str], None]
+Order = tuple[str, str, int, int]  # task, purpose, agent, number of games
 CLOSE = 3e-3  # seconds around the usual time in which is polled without sleeping
 SLACK = 100e-6  # seconds by which a sleep may be too long
 EARLY = 0.7  # of the usual time is slept: who spins longer slows down the other half of its core
 LONGEST = 2e-3  # seconds between two polls otherwise
+
+
+class Request(IntEnum):
+    """What an agent asks for; an answer repeats it."""
+
+    MAKE = 1
+    RESET = 2
+    STEP = 3
+    STATE = 4
+    RESTORE = 5
+    CLOSE = 6
+    GOODBYE = 7
+
+
+class Port(Protocol):
+    """One end of a channel: whole messages, and nothing that blocks.
+
+    `poll` raises ConnectionError where the other end no longer exists.
+    """
+
+    peer: int
+
+    def post(self, data: bytes) -> None: ...
+    def poll(self) -> bytes | None: ...
+
+
+class Message(NamedTuple):
+    """A request or its answer."""
+
+    request: Request
+    env: int
+    body: Body = b""
+    failed: bool = False
+
+    def pack(self) -> bytes:
+        """As it goes over a channel."""
+        return HEAD.pack(MAGIC, self.request, self.failed, self.env) + self.body
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Message":
+        """From a channel; ProtocolError where it is none."""
+        try:
+            magic, request, failed, env = HEAD.unpack_from(data)
+            if magic != MAGIC:
+                raise ValueError(f"it begins with {magic!r}")
+            return cls(Request(request), env, memoryview(data)[HEAD.size :], failed)
+        except (struct.error, ValueError) as error:
+            raise ProtocolError(f"no message for environments: {error}") from error
+
+    def failure(self, error: Exception) -> bytes:
+        """The answer to this request that tells of an error: its exit code and its words."""
+        code = error.code if isinstance(error, CanalError) else RankFailed.code
+        words = f"{described(error)}; the env server's log has more"
+        words = str(error) if isinstance(error, CanalError) else words
+        text = words.encode()[:WORDS].decode(errors="ignore").encode()
+        return self._replace(body=struct.pack("<H", code) + text, failed=True).pack()
+
+    def error(self, where: str) -> CanalError:
+        """The error that this answer tells of."""
+        if not 2 <= len(self.body) <= 2 + WORDS:
+            return ProtocolError(f"{where} sent an error of {len(self.body)} bytes")
+        (code,) = struct.unpack_from("<H", self.body)
+        kinds = {kind.code: kind for kind in (UsageError, DamagedData, ProtocolError)}
+        words = bytes(self.body[2:]).decode(errors="replace")
+        return kinds.get(code, RankFailed)(f"{where}: {words}")
+
+
+def pack_step(step: Step) -> bytes:
+    """The body of an answer, little-endian: rewards, flags, observations of all games.
+
+    Where an episode ended the next starts follow; otherwise they equal the observations.
+    """
+    flags = step.flags.tobytes()
+    parts = [step.reward.astype("<f8", copy=False).tobytes(), flags, step.obs.tobytes()]
+    if any(flag & OVER for flag in flags):
+        parts.append(step.start.tobytes())
+    return b"".join(parts)
+
+
+def unpack_step(body: Body, step: Step) -> None:
+    """Copy the body of an answer to a step, checked."""
+    games, obs = len(step.flags), 9 * len(step.flags)
+    start = obs + step.obs.nbytes
+    if len(body) not in (start, start + step.start.nbytes):
+        raise ProtocolError(f"a step of {games} games was answered by {len(body)} bytes")
+    rewards, flags = np.frombuffer(body, "<f8", games), body[8 * games : obs]
+    ended = any(flag & OVER for flag in flags)
+    if ended != (len(body) > start) or max(flags) > (OVER | LIFE):
+        raise ProtocolError("an env server sent flags that don't fit the answer")
+    if not all(map(isfinite, rewards)):
+        raise ProtocolError("an env server sent a reward that is not finite")
+    step.reward[:], step.flags[:] = rewards, memoryview(flags)
+    for column, offset in ((step.obs, obs), (step.start, start if ended else obs)):
+        column.reshape(-1)[:] = np.frombuffer(body, column.dtype, column.size, offset)
 
 
 class Channel:
@@ -62,11 +178,7 @@ class RemoteEnvs:
     """A batch of games of one task, dealt over the channels of an agent."""
 
     def __init__(
-        self,
-        channels: Sequence[Channel],
-        number: int,
-        order: tuple[str, str, int, int],
-        spaces: Spaces,
+        self, channels: Sequence[Channel], number: int, order: Order, spaces: Spaces
     ) -> None:
         task, purpose, agent, self.count = order
         self.task, self.spaces, self._number = task, spaces, number
@@ -74,10 +186,7 @@ class RemoteEnvs:
         bounds = np.linspace(0, self.count, len(self.channels) + 1).astype(int).tolist()
         self._parts = [slice(a, b) for a, b in pairwise(bounds)]
         self._step = empty_step(self.count, spaces)
-        self._channel_steps = [
-            (StepFormat(spaces, p.stop - p.start), Step(*(a[p] for a in self._step)))
-            for p in self._parts
-        ]
+        self._channel_steps = [Step(*(a[p] for a in self._step)) for p in self._parts]
         self._actions = np.zeros(self.count, dtype="<i4")
         names = (task.encode(), purpose.encode(), agent)
         orders = [ORDER.pack(*names, p.start, p.stop - p.start) for p in self._parts]
@@ -87,7 +196,7 @@ class RemoteEnvs:
         for k, channel in enumerate(self.channels):
             channel.ask(Message(request, self._number, bodies[k] if bodies else b"").pack())
 
-    def _answers(self, request: Request) -> list[memoryview]:
+    def _answers(self, request: Request) -> list[Body]:
         """One body per channel; every channel is heard before the first error is raised."""
         what = f"{request.name.lower()} of {self.task}"
         answers = [(channel, channel.answer(what)) for channel in self.channels]
@@ -98,18 +207,20 @@ class RemoteEnvs:
                 raise ProtocolError(f"{channel.name} answered something else than {what}")
             if answer.failed:
                 raise answer.error(channel.name)
-            bodies.append(memoryview(answer.body))
+            bodies.append(answer.body)
         return bodies
 
-    def _call(self, request: Request, bodies: Sequence[bytes] = ()) -> list[memoryview]:
+    def _call(self, request: Request, bodies: Sequence[bytes] = ()) -> list[Body]:
         self._ask(request, bodies)
         return self._answers(request)
 
     def reset(self) -> Array:
         """Start an episode in every game."""
         answers = self._call(Request.RESET)
-        for (form, step), body in zip(self._channel_steps, answers, strict=True):
-            form.unpack_start(body, step.start)
+        for step, body in zip(self._channel_steps, answers, strict=True):
+            if len(body) != step.start.nbytes:
+                raise ProtocolError(f"a reset was answered by {len(body)} bytes")
+            step.start.reshape(-1)[:] = np.frombuffer(body, step.start.dtype)
         return self._step.start
 
     def send(self, actions: Array) -> None:
@@ -119,9 +230,8 @@ class RemoteEnvs:
 
     def recv(self) -> Step:
         """What the actions led to; games that ended start again."""
-        answers = self._answers(Request.STEP)
-        for (form, step), body in zip(self._channel_steps, answers, strict=True):
-            form.unpack(body, step)
+        for step, body in zip(self._channel_steps, self._answers(Request.STEP), strict=True):
+            unpack_step(body, step)
         return self._step
 
     def state_dict(self) -> Columns:

@@ -48,17 +48,17 @@ class GymGame:
     def __init__(self, task: str, config: TaskConfig, seed: np.random.SeedSequence) -> None:
         self.config, self.task = config, task
         self.rng = np.random.Generator(np.random.PCG64(seed))
-        self.env: Any = gymnasium.make(task, disable_env_checker=True)  # ours is silent
-        self._flatten()
+        self.env = self._make()
         self.spaces = self._spaces()
         self._start = rng_state(self.rng)
         self._played: list[int] = []  # actions since the start of the episode
         self._seen: Array = np.zeros(0)
         self._zeros = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
 
-    def _flatten(self) -> None:
+    def _make(self, **options: Any) -> Any:
         """Dict, Tuple, Discrete … observations as one vector, combined actions as one number."""
-        space, actions = self.env.observation_space, self.env.action_space
+        env: Any = gymnasium.make(self.task, disable_env_checker=True, **options)  # ours is silent
+        space, actions = env.observation_space, env.action_space
         if found := list(_unflattenable(space)):
             raise UsageError(
                 f"task '{self.task}' observes {', '.join(found)}, which has no fixed size that "
@@ -66,13 +66,13 @@ class GymGame:
                 "that observes a Box, as minigrid.wrappers.ImgObsWrapper (docs/extending.md)."
             )
         if not isinstance(space, Box):
-            self.env = FlattenObservation(self.env)
+            env = FlattenObservation(env)
         if isinstance(actions, MultiDiscrete | MultiBinary):
             sizes = getattr(actions, "nvec", np.full(actions.shape, 2))
             first = getattr(actions, "start", 0)
             one = Discrete(min(prod(sizes.ravel().tolist()), MOST_ACTIONS + 1))
-            split = partial(_combination, sizes, first)
-            self.env = TransformAction(self.env, split, one)
+            env = TransformAction(env, partial(_combination, sizes, first), one)
+        return env
 
     def _spaces(self) -> Spaces:
         box, actions = self.env.observation_space, self.env.action_space
@@ -168,8 +168,7 @@ class GymGame:
         if "rgb_array" not in self.env.metadata.get("render_modes", ()):
             raise UsageError(f"task '{self.task}' can't be filmed: it does not render rgb_array.")
         self.env.close()
-        self.env = gymnasium.make(self.task, disable_env_checker=True, render_mode="rgb_array")
-        self._flatten()
+        self.env = self._make(render_mode="rgb_array")
         return int(self.env.metadata.get("render_fps", 30))
 
     def picture(self) -> Array:

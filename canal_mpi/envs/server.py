@@ -20,10 +20,10 @@ from time import perf_counter
 import numpy as np
 
 from canal_mpi import config
-from canal_mpi.envs import common_spaces, local_env_maker
-from canal_mpi.envs.wire import LIMIT, ORDER, Message, Port, Request, StepFormat
+from canal_mpi.envs import common_spaces, env_maker
+from canal_mpi.envs.client import LIMIT, ORDER, Body, Message, Port, Request, pack_step
 from canal_mpi.errors import ProtocolError, RankFailed, log_to_file, logger
-from canal_mpi.interfaces import Env, Spaces
+from canal_mpi.interfaces import Env
 from canal_mpi.launcher import Throttle
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.settings import Job
@@ -33,13 +33,16 @@ PAUSE = 1e-3  # seconds between two polls otherwise
 BEAT = 0.25  # seconds between two signs of life, however busy
 START = 60.0  # seconds for a worker to load its libraries
 MOST = 64  # environments that a channel may hold open
-Maker = Callable[[str, str, int, int, int], Env]  # task, purpose, agent, first game, games
 
 
-class Worker:
-    """A process that plays for one channel, as its server sees it."""
+class ServerChannel:
+    """A channel at the server: the agent's port on one side, its worker process on the other."""
 
-    def __init__(self, job: Job, log_file: Path, speed: float = 1.0) -> None:
+    def __init__(
+        self, agent: int, port: Port, job: Job, log_file: Path, speed: float = 1.0
+    ) -> None:
+        self.agent, self.port = agent, port
+        self.busy: Message | None = None  # the request that the worker is at
         self.pipe, theirs = Pipe()
         with theirs:
             command = [sys.executable, "-m", "canal_mpi.envs.server", str(theirs.fileno())]
@@ -50,66 +53,46 @@ class Worker:
         self.pipe.send_bytes(str(log_file).encode())
 
     def ready(self, beat: Callable[[], None]) -> None:
-        """Wait until it has loaded its libraries; `beat` shows that the server is alive."""
+        """Wait until the worker has loaded its libraries; `beat` shows that we are alive."""
         deadline = perf_counter() + START
         while not self.pipe.poll(0.2):
             beat()
             if perf_counter() > deadline:
                 raise RankFailed(f"no environment could be loaded within {START:.0f} s")
-        self.read()
+        self._read()
 
-    def read(self) -> bytes:
-        """The answer that is here; RankFailed where the process has ended."""
+    def _read(self) -> bytes:
+        """What the worker says; RankFailed where its process has ended."""
         try:
             return self.pipe.recv_bytes()
         except (EOFError, OSError) as error:
-            raise RankFailed(self.end_reason()) from error
+            code = self.process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            raise RankFailed(f"the process of this environment {how}") from error
 
-    def end_reason(self) -> str:
-        """How the process ended."""
-        code = self.process.wait()
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        return f"the process of this environment {how}"
-
-    def dismiss(self, hangs: bool) -> None:
-        """Let it end by itself, or make it where it hangs; never waits."""
-        self.pipe.close()
-        if hangs:
-            self.process.kill()
-
-
-class ServerChannel:
-    """A channel at the server: the agent's port on one side, a worker on the other."""
-
-    def __init__(self, agent: int, port: Port, worker: Worker) -> None:
-        self.agent, self.port, self.worker = agent, port, worker
-        self.busy: Message | None = None  # the request that the worker is at
-
-    def hear(self) -> bool:
-        """Take in a request if one is here; whether there was one."""
+    def hear(self) -> Message | None:
+        """Hand a request to the worker if one is here; the request."""
         data = self.port.poll()
         if data is None:
-            return False
+            return None
         request = Message.unpack(data)
         if self.busy is not None:
             raise ProtocolError(f"agent {self.agent} asked again before it had its answer")
+        if request.request == Request.GOODBYE:
+            self.port.post(data)
+            return request
         self.busy = request
-        if request.request != Request.GOODBYE:
-            try:
-                self.worker.pipe.send_bytes(data)
-            except OSError:
-                self.fail(RankFailed(self.worker.end_reason()))
-        return True
+        with suppress(OSError):  # that the worker has ended is told when its answer is read
+            self.pipe.send_bytes(data)
+        return request
 
     def pass_on(self) -> None:
         """Give the agent what its worker has ready."""
         try:
-            answer = self.worker.read()
+            self.port.post(self._read())
+            self.busy = None
         except RankFailed as error:
             self.fail(error)
-            return
-        self.busy = None
-        self.port.post(answer)
 
     def fail(self, error: Exception) -> None:
         """Tell the agent that its environment is lost."""
@@ -124,7 +107,7 @@ class EnvServer:
     def __init__(self, channels: Sequence[ServerChannel], idle: Callable[[], None]) -> None:
         self.channels, self._idle = list(channels), idle
         self._cores = len(os.sched_getaffinity(0))
-        self._left: list[Worker] = []
+        self._left: list[ServerChannel] = []
 
     def serve(self) -> None:
         """Requests to workers, answers to agents; it sleeps in between."""
@@ -137,15 +120,13 @@ class EnvServer:
             heard = [self._hear(channel) for channel in list(self.channels)]
             if self._answer(0.0 if any(heard) else self._pause(now - last)) or any(heard):
                 last = perf_counter()
-        for worker in self._left:
-            worker.process.wait(START)
+        for channel in self._left:
+            channel.process.wait(START)
 
     def close(self) -> None:
         """End what is left of the workers: nobody will ask any more."""
-        for channel in self.channels:
-            self._left.append(channel.worker)
-            channel.worker.dismiss(hangs=True)
-        self.channels = []
+        for channel in list(self.channels):
+            self._drop(channel, hangs=True)
 
     def _pause(self, waited: float) -> float:
         """How long to sleep; not at all for a moment, unless a worker needs this core."""
@@ -164,22 +145,23 @@ class EnvServer:
             return False
         except ProtocolError as error:
             channel.fail(error)
-            self._drop(channel, hangs=False)
+            self._drop(channel)
             return False
-        if channel.busy and channel.busy.request == Request.GOODBYE:
-            channel.port.post(channel.busy.pack())
-            self._drop(channel, hangs=False)
-        return heard
+        if heard is not None and heard.request == Request.GOODBYE:
+            self._drop(channel)
+        return heard is not None
 
-    def _drop(self, channel: ServerChannel, hangs: bool) -> None:
-        """Close the environments of a channel."""
+    def _drop(self, channel: ServerChannel, hangs: bool = False) -> None:
+        """Let a worker end by itself, or make it where it hangs; never waits."""
         self.channels.remove(channel)
-        self._left.append(channel.worker)
-        channel.worker.dismiss(hangs)
+        self._left.append(channel)
+        channel.pipe.close()
+        if hangs:
+            channel.process.kill()
 
     def _answer(self, pause: float) -> bool:
         """Pass on the answers that come within a pause; whether there was one."""
-        busy = {channel.worker.pipe: channel for channel in self.channels if channel.busy}
+        busy = {channel.pipe: channel for channel in self.channels if channel.busy}
         ready, _, _ = select.select(list(busy), [], [], pause)
         for pipe in ready:
             busy[pipe].pass_on()
@@ -192,28 +174,30 @@ class EnvServer:
 class WorkerEnvs:
     """The environments of one channel: a request in, an answer out, whatever goes wrong."""
 
-    def __init__(self, job: Job, spaces: Spaces, make: Maker) -> None:
-        self.job, self.spaces, self._make = job, spaces, make
+    def __init__(self, job: Job) -> None:
+        self.job, self._make = job, env_maker(job, common_spaces(job.tasks, job.task))
         self.envs: dict[int, Env] = {}
-        self._formats: dict[int, StepFormat] = {}
 
     def answer(self, data: bytes) -> bytes:
         """Do what a request says; an error becomes an answer too."""
         request = Message.unpack(data)
         try:
-            if request.request != Request.MAKE and request.env not in self.envs:
-                raise ProtocolError(f"environment {request.env} does not exist: make it first")
-            return request._replace(body=self._do(*request[:2], memoryview(request.body))).pack()
+            return request._replace(body=self._do(*request[:3])).pack()
         except Exception as error:
             logger.exception("%s of environment %d", request.request.name, request.env)
             return request.failure(error)
 
-    def _do(self, request: Request, number: int, body: memoryview) -> bytes:
-        if request == Request.STEP:
-            return self._step(number, body)
+    def _do(self, request: Request, number: int, body: Body) -> bytes:
         if request == Request.MAKE:
-            return self._new(number, body)
+            self._new(number, body)
+        elif number not in self.envs:
+            raise ProtocolError(f"environment {number} does not exist: make it first")
         env = self.envs[number]
+        if request == Request.STEP:
+            if len(body) != 4 * env.count:
+                raise ProtocolError(f"{len(body)} bytes of actions for {env.count} games")
+            env.send(np.frombuffer(body, "<i4"))
+            return pack_step(env.recv())
         if request == Request.RESET:
             return env.reset().tobytes()
         if request == Request.STATE:
@@ -224,14 +208,7 @@ class WorkerEnvs:
             self.envs.pop(number).close()
         return b""
 
-    def _step(self, number: int, body: memoryview) -> bytes:
-        env = self.envs[number]
-        if len(body) != 4 * env.count:
-            raise ProtocolError(f"{len(body)} bytes of actions for {env.count} games")
-        env.send(np.frombuffer(body, "<i4"))
-        return self._formats[number].pack(env.recv())
-
-    def _new(self, number: int, body: memoryview) -> bytes:
+    def _new(self, number: int, body: Body) -> None:
         if len(body) != ORDER.size or number in self.envs or len(self.envs) >= MOST:
             raise ProtocolError(f"environment {number} can't be made: {len(self.envs)} are open")
         raw_task, raw_purpose, agent, first, games = ORDER.unpack(body)
@@ -242,8 +219,6 @@ class WorkerEnvs:
         if not (first >= 0 and 0 < games <= most - first and agent >= 0):
             raise ProtocolError(f"games {first} to {first + games} of {most} for agent {agent}")
         self.envs[number] = self._make(task, purpose, agent, first, games)
-        self._formats[number] = StepFormat(self.spaces, games)
-        return b""
 
     def close(self) -> None:
         """Close what is open."""
@@ -268,9 +243,7 @@ def work() -> None:
     with Connection(int(sys.argv[1])) as pipe, suppress(EOFError, ConnectionError):
         job, log_file = config.from_toml(pipe.recv_bytes().decode()), pipe.recv_bytes().decode()
         log_to_file(Path(log_file), verbose=False)
-        spaces = common_spaces(job.tasks, job.task)
-        envs = WorkerEnvs(job, spaces, local_env_maker(job, spaces))
-        throttle = Throttle(float(sys.argv[2]))
+        envs, throttle = WorkerEnvs(job), Throttle(float(sys.argv[2]))
         pipe.send_bytes(b"ready")
         with suppress(EOFError):
             while True:

@@ -17,9 +17,8 @@ from canal_mpi.agent.loop import Agent
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.config import on_host
 from canal_mpi.envs import common_spaces, env_maker
-from canal_mpi.envs.client import Channel, RemoteMaker
-from canal_mpi.envs.server import EnvServer, ServerChannel, Worker
-from canal_mpi.envs.wire import LIMIT
+from canal_mpi.envs.client import LIMIT, Channel, RemoteMaker
+from canal_mpi.envs.server import EnvServer, ServerChannel
 from canal_mpi.errors import CanalError, DamagedData, UsageError, lookup
 from canal_mpi.interfaces import (
     Array,
@@ -291,10 +290,8 @@ def make_env_server(world: World, job: Job, log_file: Path) -> EnvServer:
         if env_server_of(world, agent) == world.rank:
             here = on_host(job, world.devices[agent].host)
             for port in make_ports(world, agent, here.train.num_envs):
-                channels.append(
-                    ServerChannel(agent, port, Worker(here, log_file, world.device.speed))
-                )
+                channels.append(ServerChannel(agent, port, here, log_file, world.device.speed))
     for channel in channels:
-        channel.worker.ready(lambda: world.heartbeat.beat(world.heartbeat.mine))
+        channel.ready(lambda: world.heartbeat.beat(world.heartbeat.mine))
     world.heartbeat.progress[world.rank] = Progress("serving")
     return EnvServer(channels, lambda: world.heartbeat.idle(world.root, "serving"))
