@@ -56,7 +56,7 @@ def test_another_version_is_a_problem_with_a_remedy() -> None:
 
 def test_room_and_clock_are_checked() -> None:
     needs = {"disk": 1 << 40, "memory": 1 << 40}
-    words = problems(replace(host(), needs=needs, clock_offset=-90.0))
+    words = problems(replace(host(clock=-90.0), needs=needs))
     assert [w.split()[0] for w in words] == ["2.1", "1.1", "its"]
     assert "2.1 GB of memory free, the job needs up to 1.1 TB: " in words[0]
     assert "its clock is 90 s behind: " in words[2]
@@ -139,11 +139,11 @@ def test_the_check_looks_at_this_host(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_an_answer_that_does_not_come_is_told() -> None:
     slow = Command([sys.executable, "-c", "import time; time.sleep(60)"])
-    assert "no answer within 1 s" in ask_program(slow, 1.0).trouble
+    assert "no answer within 1 s" in ask_program(slow, 1.0)[1]
     dead = Command([sys.executable, "-c", "raise SystemExit('no module')"])
-    assert ask_program(dead, 30.0).trouble == "no module"
+    assert ask_program(dead, 30.0) == ({}, "no module")
     odd = Command([sys.executable, "-c", f"print({ANSWER!r} + '[')"])
-    assert ask_program(odd, 30.0).facts == {}
+    assert ask_program(odd, 30.0)[0] == {}
 
 
 @pytest.mark.mpi

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from canal_mpi.launch.supervise import MAX_BOX, SSH_TROUBLES, Ended, ask_hosts
+from canal_mpi.launch.mpirun import Command
+from canal_mpi.launch.supervise import MAX_BOX, SSH_TROUBLES, Supervisor, ask_hosts
 
 OPEN_MPI = b"""ssh: connect to host beta port 22: Connection refused
 ------------------------------------------------------------
@@ -31,8 +32,8 @@ NO_PROGRAM = (
 )
 
 
-def heard(text: bytes) -> tuple[str, Ended]:
-    log = Ended()
+def heard(text: bytes) -> tuple[str, Supervisor]:
+    log = Supervisor(Command([]))
     return "".join(log.filter(text.splitlines(keepends=True))), log
 
 

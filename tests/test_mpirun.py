@@ -86,9 +86,10 @@ def test_fault_tolerance_is_for_open_mpi_only() -> None:
 
 
 def test_env_servers_are_passed_on_once() -> None:
-    assert build_command(3, TRAIN, env_servers=2, mpi=OPEN).argv[-2:] == ["--env-servers", "2"]
+    hosts = [Host("a"), Host("x", 2, is_env_server=True)]
+    assert build_command(3, TRAIN, hosts, mpi=OPEN).argv[-2:] == ["--env-servers", "2"]
     given = [*TRAIN, "--env-servers", "1"]
-    assert build_command(3, given, env_servers=1, mpi=OPEN).argv[-2:] == given[-2:]
+    assert build_command(3, given, hosts, mpi=OPEN).argv[-2:] == given[-2:]
 
 
 def test_hosts_say_how_many_ranks_there_are_and_which_serve() -> None:

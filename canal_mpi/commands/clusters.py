@@ -26,9 +26,7 @@ NETWORK = click.option(
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- train|evaluate …")
 @click.pass_context
-def launch(
-    ctx: click.Context, /, hostfile: Path | None, dry_run: bool, arguments: Any, **options: Any
-) -> None:
+def launch(ctx: click.Context, /, dry_run: bool, arguments: Any, **options: Any) -> None:
     """Start train or evaluate with mpirun, everything filled in.
 
     The MPI of this environment is found; root, more ranks than cores, variables, absolute paths
@@ -49,7 +47,7 @@ def launch(
             "canal-mpi launch -n 5 -- train --job quick"
         )
     options["typed"] = shlex.join(w for w in sys.argv[1 : -len(arguments)] if w != "--")
-    options["hosts"] = tuple(read_hosts(hostfile)) if hostfile else ()
+    options["hosts"] = tuple(read_hosts(options.pop("hostfile")))
     if arguments[0] == "train":
         arguments, options["folder"], options["max_time"] = _train_options(arguments)
     request = supervise.LaunchRequest(arguments, **options)
@@ -112,13 +110,11 @@ def doctor(ctx: click.Context, /, job_file: str | None, out: Path, **options: An
     """
     from canal_mpi import envs
     from canal_mpi.config import resolve
-    from canal_mpi.launch.doctor import CheckRequest, check
+    from canal_mpi.launch.doctor import check
     from canal_mpi.launch.hostfile import read_hosts
 
-    job = envs.named(resolve({}, job_file))
-    hosts = tuple(read_hosts(options["hostfile"])) if options["hostfile"] else ()
-    request = CheckRequest(job, out.absolute(), hosts, options["network"], options["seconds"])
-    report = check(request)
+    hosts = read_hosts(options.pop("hostfile"))
+    report = check(envs.named(resolve({}, job_file)), out.absolute(), hosts, **options)
     report.print()
     ctx.exit(int(bool(report.problems)))
 

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from math import inf
 from pathlib import Path
 from time import time
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.filesize import decimal
@@ -29,6 +30,7 @@ from rich.table import Table
 
 from canal_mpi import __version__, envs
 from canal_mpi.config import on_host
+from canal_mpi.envs.atari import atari_games
 from canal_mpi.errors import UsageError
 from canal_mpi.launch.hostfile import Host
 from canal_mpi.launch.mpirun import INSTALL, Command, build_command, find_mpi
@@ -48,7 +50,7 @@ ROOM = {
     "memory": "fewer ranks there, or a smaller replay.buffer_size",
     "disk": "free some, or name another folder with --out",
 }
-COLUMNS = ("machine", *VERSIONS, "games", "device", "cores", *ROOM)
+COLUMNS = ("machine", *VERSIONS, "games", "device", "cores", *ROOM, "clock")
 MAX_CLOCK_OFFSET = 2.0  # seconds: it shows in the times of logs and files
 AT_ONCE = 8  # hosts that are asked at the same time
 PROCESS_BYTES = 300 << 20  # of a rank before it has a row
@@ -68,7 +70,6 @@ class HostCheck:
     ranks: int
     facts: dict[str, Any] = field(default_factory=dict)
     no_answer: str = ""  # why there are no facts
-    clock_offset: float = 0.0  # seconds that its clock is ahead of ours
     needs: dict[str, int] = field(default_factory=dict)  # bytes of disk and memory
 
     def problems(self, here: Mapping[str, Any]) -> Iterator[str]:
@@ -90,9 +91,8 @@ class HostCheck:
         if self.facts.get("swap") == 0 and self.facts["total memory"] < LITTLE_MEMORY:
             words = f"no swap beside {decimal(self.facts['total memory'])} of memory"
             yield f"{words}: sudo fallocate -l 4G /swap && sudo mkswap /swap && sudo swapon /swap"
-        if abs(self.clock_offset) > MAX_CLOCK_OFFSET:
-            way = "ahead" if self.clock_offset > 0 else "behind"
-            words = f"its clock is {abs(self.clock_offset):.0f} s {way}"
+        if abs(ahead := self.facts.get("clock", 0.0)) > MAX_CLOCK_OFFSET:
+            words = f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
             yield f"{words}: sudo timedatectl set-ntp true, or chrony"
 
     def row(self) -> list[str]:
@@ -103,8 +103,8 @@ class HostCheck:
         for name in ROOM.keys() & self.facts.keys():
             needed = decimal(self.needs.get(name, 0))
             words[name] = f"{decimal(self.facts[name])} (needs {needed})"
-        texts = [words.get(name, "?") for name in COLUMNS]
-        return [self.host, str(self.ranks), *texts, f"{self.clock_offset:+.1f} s"]
+        words["clock"] = f"{self.facts.get('clock', 0.0):+.1f} s"
+        return [self.host, str(self.ranks), *(words.get(name, "?") for name in COLUMNS)]
 
 
 @dataclass
@@ -121,7 +121,7 @@ class CheckReport:
         if not console.is_terminal:
             console.width = WIDTH
         failed = {host for host, _ in self.problems}
-        table = Table("host", "ranks", *COLUMNS, "clock", box=None, padding=(0, 1))
+        table = Table("host", "ranks", *COLUMNS, box=None, padding=(0, 1))
         for host in self.hosts:
             table.add_row(*host.row(), style="red" if host.host in failed else "green")
         console.print(table)
@@ -133,31 +133,38 @@ class CheckReport:
         console.print(f"{number} thing{'s' * (number > 1)} to fix." if number else "Fit to run.")
 
 
-@dataclass(frozen=True)
-class CheckRequest:
-    """What is checked: the hosts (none: this machine), for a job that writes to a folder."""
+def check(
+    job: Job, folder: Path, hosts: Sequence[Host], network: str | None, seconds: float
+) -> CheckReport:
+    """Check every host (without any: this machine) for a job that writes to a folder.
 
-    job: Job
-    folder: Path
-    hosts: tuple[Host, ...] = ()
-    network: str | None = None
-    seconds: float = 60.0  # for each host
+    If all answered within so many seconds, also whether ranks on them reach each other.
+    """
 
+    def check_host(host: Host) -> HostCheck:
+        mine = on_host(job, host.name)
+        games = ",".join(task for task in mine.tasks if task in atari_games())
+        words = ["check", str(folder), mine.learn.device, games]
+        command = Command([*ASK, *words])
+        if host in hosts:
+            command = build_command(1, words, [Host(host.name)], network, program_=ASK)
+        facts, trouble = ask_program(command, seconds)
+        if module := re.search(r"No module named '(\w+)", trouble):
+            trouble = f"{module[1]} is missing there: pip install --force-reinstall canal-mpi"
+        return HostCheck(host.name, host.ranks, facts, trouble, _needs(mine, host.ranks))
 
-def check(request: CheckRequest) -> CheckReport:
-    """Check every host, then whether they reach each other if all answered."""
     no_mpi = ""
     try:
         find_mpi()
     except UsageError as error:
-        if request.hosts or "both" in str(error):
+        if hosts or "both" in str(error):
             raise
         no_mpi = f"no mpirun here: one agent can train; for more, {INSTALL}"
-    here = _check_host(Host("this machine"), request)
+    here = check_host(Host("this machine"))
     report = CheckReport([here])
-    if request.hosts and not here.no_answer:
+    if hosts and not here.no_answer:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            report.hosts = list(pool.map(lambda host: _check_host(host, request), request.hosts))
+            report.hosts = list(pool.map(check_host, hosts))
     for host in report.hosts:
         report.problems += [(host.host, words) for words in host.problems(here.facts)]
         if limits := host.facts.get("power"):
@@ -168,12 +175,23 @@ def check(request: CheckRequest) -> CheckReport:
     if no_mpi:
         report.notes.append(no_mpi)
     elif not any(host.no_answer for host in report.hosts):
-        each = [Host(host.name, 2 if len(request.hosts) == 1 else 1) for host in request.hosts]
-        ranks, network = max(len(each), 2), request.network
-        together = build_command(ranks, ["meet"], each, network=network, program_=ASK)
-        if trouble := ask_program(together, request.seconds).trouble:
+        each = [Host(host.name, 2 if len(hosts) == 1 else 1) for host in hosts]
+        together = build_command(max(len(each), 2), ["meet"], each, network, program_=ASK)
+        if trouble := ask_program(together, seconds)[1]:
             report.problems.append(("mpirun", f"ranks don't reach each other: {trouble}"))
     return report
+
+
+def _needs(job: Job, ranks: int) -> dict[str, int]:
+    """Bytes of disk and memory that a job may take with so many ranks."""
+    row_bytes = envs.common_spaces(job.tasks, job.task).row_bytes
+    lessons = min(job.train.steps, job.share.rows) * 32 * len(job.tasks)
+    saved = 3 * (min(job.train.steps, job.replay.buffer_size) + job.rehearsal.rows) * row_bytes
+    held = (job.replay.buffer_size + 2 * job.rehearsal.rows) * row_bytes
+    return {
+        "disk": (4 << 20) + ranks * (lessons + saved),
+        "memory": ranks * (PROCESS_BYTES + held),
+    }
 
 
 def same_names(hosts: Sequence[HostCheck]) -> Iterator[tuple[str, str]]:
@@ -191,34 +209,9 @@ def same_names(hosts: Sequence[HostCheck]) -> Iterator[tuple[str, str]]:
             yield host.host, f"{words}: sudo hostnamectl set-hostname {host.host}, there"
 
 
-def _check_host(host: Host, request: CheckRequest) -> HostCheck:
-    """Run the check there; add what it told and what the job needs."""
-    from canal_mpi.envs.atari import atari_games
-
-    job, found = on_host(request.job, host.name), HostCheck(host.name, host.ranks)
-    games = ",".join(task for task in job.tasks if task in atari_games())
-    words = ["check", str(request.folder), job.learn.device, games]
-    command = Command([*ASK, *words])
-    if host in request.hosts:
-        there = [Host(host.name)]
-        command = build_command(1, words, there, network=request.network, program_=ASK)
-    answer = ask_program(command, request.seconds)
-    found.facts, found.no_answer = answer.facts, answer.trouble
-    if module := re.search(r"No module named '(\w+)", answer.trouble):
-        found.no_answer = f"{module[1]} is missing there: pip install --force-reinstall canal-mpi"
-    found.clock_offset = float(answer.facts.pop("time", answer.arrived)) - answer.arrived
-    row_bytes = envs.common_spaces(job.tasks, job.task).row_bytes
-    lessons = min(job.train.steps, job.share.rows) * 32 * len(job.tasks)
-    saved = 3 * (min(job.train.steps, job.replay.buffer_size) + job.rehearsal.rows) * row_bytes
-    held = (job.replay.buffer_size + 2 * job.rehearsal.rows) * row_bytes
-    found.needs["disk"] = (4 << 20) + found.ranks * (lessons + saved)
-    found.needs["memory"] = found.ranks * (PROCESS_BYTES + held)
-    return found
-
-
 def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any]:
     """What a job depends on at this host; what can't be found out is under `troubles`."""
-    from canal_mpi.rank.world import code_digest
+    from canal_mpi.rank.world import code_digest, mpi_library
 
     questions: dict[str, Callable[[], Any]] = {
         "host": socket.gethostname,
@@ -226,10 +219,10 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
         "machine": platform.machine,
         "python": lambda: ".".join(platform.python_version_tuple()[:2]),
         "canal-mpi": lambda: f"{__version__} {code_digest()}",
-        "torch": lambda: _version("torch"),
-        "mpi": _mpi,
-        "ale-py": lambda: _version("ale-py"),
-        "games": lambda: sum(_loads(game) for game in games),
+        "torch": lambda: version("torch"),
+        "mpi": mpi_library,
+        "ale-py": lambda: version("ale-py"),
+        "games": lambda: _load(games),
         "device": lambda: _device(device),
         "power": power_limits,
         "cores": lambda: len(os.sched_getaffinity(0)),
@@ -243,15 +236,18 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
         try:
             facts[name] = question()
         except Exception as error:
-            first = (str(error) or type(error).__name__).splitlines()[0]
-            troubles[name] = f"{type(error).__name__}: {first}"[:300]
+            if name in VERSIONS and isinstance(error, ImportError | RuntimeError):
+                facts[name] = ""  # it is missing
+                continue
+            line = (str(error) or type(error).__name__).splitlines()[0]
+            troubles[name] = f"{type(error).__name__}: {line}"[:300]
     return facts | {"troubles": troubles}
 
 
-def _version(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ""
+def _load(games: Sequence[str]) -> int:
+    for game in games:
+        envs.make_game(game, TaskConfig(), np.random.SeedSequence(0)).close()
+    return len(games)
 
 
 def _device(name: str) -> str:
@@ -261,22 +257,6 @@ def _device(name: str) -> str:
     from canal_mpi.learn.networks import choose_device
 
     return choose_device(name)
-
-
-def _mpi() -> str:
-    """The MPI library that this environment loads, as in `Open MPI v5.0.11`; nothing if none."""
-    from canal_mpi.rank.world import mpi_library
-
-    with suppress(ImportError, RuntimeError):
-        return mpi_library()
-    return ""
-
-
-def _loads(game: str) -> bool:
-    import numpy as np
-
-    envs.make_game(game, TaskConfig(), np.random.SeedSequence(0)).close()
-    return True
 
 
 def power_limits(cpu: Path = CPU) -> str:
@@ -342,7 +322,7 @@ def main() -> None:
     else:
         folder, device, games = rest
         facts = check_here(Path(folder), device, [name for name in games.split(",") if name])
-    print(f"{ANSWER}{json.dumps(facts | {'time': time()})}", flush=True)
+    print(f"{ANSWER}{json.dumps(facts | {'clock': time()})}", flush=True)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ class Host:
     speed: float = 1.0  # of an emulated host, against this machine
 
 
-def read_hosts(path: Path) -> list[Host]:
+def read_hosts(path: Path | None) -> list[Host]:
     """The hosts of a description or of either MPI's hostfile, in the order of their ranks."""
-    return parse_hosts(read_text(path), str(path))
+    return parse_hosts(read_text(path), str(path)) if path else []
 
 
 def read_text(path: Path) -> str:

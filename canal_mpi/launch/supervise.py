@@ -16,15 +16,15 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from time import time
 from types import FrameType
 from typing import IO, Any, TextIO
 
-from canal_mpi.errors import ProtocolError, RankFailed, Stopped, UsageError
-from canal_mpi.launch.hostfile import Host, is_here, total
+from canal_mpi.errors import ProtocolError, RankFailed, Stopped
+from canal_mpi.launch.hostfile import Host, is_here
 from canal_mpi.launch.mpirun import (
     Command,
     Process,
@@ -118,30 +118,52 @@ class LaunchRequest:
 def command_for(request: LaunchRequest) -> Command:
     """The command that does what was asked for; UsageError where that does not go together."""
     refuse_mpirun("launch")
-    slots, serving = total(request.hosts), total(request.hosts, serving=True)
-    ranks = request.ranks if request.ranks is not None else slots
-    if request.ranks is None and not request.hosts:
-        raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
-    if request.arguments[0] == "train" and serving and ranks < slots:
-        raise UsageError(
-            f"-n {ranks}, but the hosts have {slots} ranks, and the last {serving} of "
-            "them run environments: leave out -n, or give hosts fewer ranks in the hostfile."
-        )
-    return build_command(ranks, request.arguments, request.hosts, serving, network=request.network)
+    return build_command(request.ranks, request.arguments, request.hosts, request.network)
 
 
-@dataclass
-class Ended:
-    """How an mpirun ended, and what it said itself on both of its streams."""
+class Supervisor:
+    """Runs one mpirun, ends it after `limit` seconds, and knows then how it ended.
 
-    code: int = 0
-    stop_signal: str = ""  # the first one that came
-    timed_out: bool = False  # whether it had to be ended
-    lines: list[str] = field(default_factory=list)  # mpirun's own
-    rank_spoke: bool = False  # whether a rank has said itself what is wrong
-    hung: bool = False  # whether one was ended because it hung
-    hopeless: bool = False  # whether mpirun would only wait for a rank that can't start
-    host_trouble: str = ""  # what is wrong with a host
+    With `say` it handles signals: the first one reaches the ranks as SIGUSR1, which asks them to
+    save and stop; the second one ends them at once.
+    """
+
+    def __init__(
+        self, command: Command, limit: float | None = None, say: Say | None = None
+    ) -> None:
+        self._command, self._limit, self._say = command, limit, say
+        self._process: Process | None = None
+        self._urgent = False  # whether a second signal came
+        self.code = 0
+        self.stop_signal = ""  # the first one that came
+        self.timed_out = False  # whether it had to be ended
+        self.lines: list[str] = []  # what mpirun said itself, on both of its streams
+        self.rank_spoke = False  # whether a rank has said itself what is wrong
+        self.hung = False  # whether one was ended because it hung
+        self.hopeless = False  # whether mpirun would only wait for a rank that can't start
+        self.host_trouble = ""  # what is wrong with a host
+
+    def run(self, out: Say, err: Say) -> None:
+        """Start it, pass on what its ranks print, and wait for its end."""
+        with temporary_folder() as folder, self._signals() if self._say else nullcontext():
+            self._process = process = start_process(self._command, folder)
+            self._pass_on_signal()  # one may have come before
+            streams = ((process.stdout, out), (process.stderr, err))
+            readers = [Thread(target=self._read, args=pair, daemon=True) for pair in streams]
+            for reader in readers:
+                reader.start()
+            try:
+                process.wait(self._limit)
+            except subprocess.TimeoutExpired:
+                self.timed_out = True
+                send_signal(process, signal.SIGTERM)
+            finally:
+                clean_up(folder)  # also mpirun itself, where it hangs
+            self.code = process.wait()
+            for reader in readers:
+                reader.join(LAST_OUTPUT)
+        if self.code and (self.hopeless or not (self.rank_spoke or self.stop_signal)):
+            self.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
 
     def filter(self, stream: Iterable[bytes]) -> Iterator[str]:
         """The lines of one stream; empty in the place of those that are mpirun's own."""
@@ -169,50 +191,11 @@ class Ended:
         found = (words for sign, words in EXPLANATIONS.items() if re.search(sign, text))
         return next(found, "")
 
-
-class Supervisor:
-    """Runs one mpirun and ends it after `limit` seconds.
-
-    With `say` it handles signals: the first one reaches the ranks as SIGUSR1, which asks them to
-    save and stop; the second one ends them at once.
-    """
-
-    def __init__(self, command: Command, limit: float | None, say: Say | None = None) -> None:
-        self._command, self._limit, self._say = command, limit, say
-        self._process: Process | None = None
-        self._urgent = False
-        self._ended = Ended()
-
-    def run(self, out: Say, err: Say) -> Ended:
-        """Start it, pass on what its ranks print, and wait for its end."""
-        ended = self._ended
-        with temporary_folder() as folder, self._signals() if self._say else nullcontext():
-            self._process = process = start_process(self._command, folder)
-            self._pass_on_signal()  # one may have come before
-            streams = ((process.stdout, out), (process.stderr, err))
-            readers = [Thread(target=self._read, args=pair, daemon=True) for pair in streams]
-            for reader in readers:
-                reader.start()
-            try:
-                process.wait(self._limit)
-            except subprocess.TimeoutExpired:
-                ended.timed_out = True
-                send_signal(process, signal.SIGTERM)
-            finally:
-                clean_up(folder)  # also mpirun itself, where it hangs
-            ended.code = process.wait()
-            for reader in readers:
-                reader.join(LAST_OUTPUT)
-        silent = ended.hopeless or not (ended.rank_spoke or ended.stop_signal)
-        if ended.code and silent:
-            ended.host_trouble = ask_hosts(self._command.hosts, self._command.programs)
-        return ended
-
     def _read(self, stream: IO[bytes], write: Say) -> None:
         """Pass on what one stream of mpirun says until it closes."""
-        for line in self._ended.filter(stream):
+        for line in self.filter(stream):
             write(line)
-            if self._ended.hopeless and self._process is not None:
+            if self.hopeless and self._process is not None:
                 send_signal(self._process, signal.SIGTERM)
 
     @contextmanager
@@ -229,8 +212,8 @@ class Supervisor:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         name, words = signal.Signals(number).name, "ending at once."
-        if not self._ended.stop_signal:
-            self._ended.stop_signal = name
+        if not self.stop_signal:
+            self.stop_signal = name
             words = f"{name}: the ranks save and stop; again to end them at once."
         elif number != signal.SIGUSR1:
             self._urgent = True
@@ -243,7 +226,7 @@ class Supervisor:
     def _pass_on_signal(self) -> None:
         if self._process is not None and self._urgent:
             end_at_once(self._process)
-        elif self._process is not None and self._ended.stop_signal:
+        elif self._process is not None and self.stop_signal:
             send_signal(self._process, signal.SIGUSR1)
 
 
@@ -255,7 +238,8 @@ def launch(request: LaunchRequest, command: Command) -> int:
         err(f"canal-mpi: {words}\n" if words else "")
 
     limit = None if request.max_time is None else request.max_time + SAVE_TIME
-    ended = Supervisor(command, limit, say).run(out, err)
+    ended = Supervisor(command, limit, say)
+    ended.run(out, err)
     code, words = judge(request, ended)
     if words.startswith("mpirun ended"):
         err("".join(ended.lines))
@@ -263,7 +247,7 @@ def launch(request: LaunchRequest, command: Command) -> int:
     return code
 
 
-def judge(request: LaunchRequest, ended: Ended) -> tuple[int, str]:
+def judge(request: LaunchRequest, ended: Supervisor) -> tuple[int, str]:
     """The exit code of a job that ended, and what is said about it beside what its ranks said."""
     code = ProtocolError.code if ended.hung else RankFailed.code
     code = ended.code if ended.code in OUR_CODES else code
@@ -307,37 +291,30 @@ def _status(request: LaunchRequest, folder: Path) -> str:
     if here in DONE or not request.hosts or is_here(request.hosts[0].name):
         return here
     words, first = ["status", str(folder)], [Host(request.hosts[0].name)]
-    there = build_command(1, words, first, network=request.network, program_=ASK)
-    return str(ask_program(there, REMOTE_TIME).facts.get("status", "out of reach"))
+    there = build_command(1, words, first, request.network, program_=ASK)
+    return str(ask_program(there, REMOTE_TIME)[0].get("status", "out of reach"))
 
 
-@dataclass
-class Answer:
-    """The JSON that a program printed and when it arrived, or why there is none."""
-
-    facts: dict[str, Any] = field(default_factory=dict)
-    arrived: float = 0.0
-    trouble: str = ""
-
-
-def ask_program(command: Command, seconds: float) -> Answer:
-    """Run a short program, possibly on another host, and wait for the one line it prints."""
-    answer, said = Answer(), list[str]()
+def ask_program(command: Command, seconds: float) -> tuple[dict[str, Any], str]:
+    """Run a short program, possibly on another host: the facts that it prints as a line of JSON,
+    with the seconds that its `clock` is ahead of ours; or none, and why."""
+    facts, said = dict[str, Any](), list[str]()
 
     def take(line: str) -> None:
         if line.startswith(ANSWER):
-            answer.arrived = time()
-            with suppress(ValueError, TypeError):
-                answer.facts = dict(json.loads(line.removeprefix(ANSWER)))
+            with suppress(ValueError, TypeError, KeyError):
+                facts.update(json.loads(line.removeprefix(ANSWER)))
+                facts["clock"] -= time()
         elif line.strip():
             said.append(line.strip())
 
-    ended = Supervisor(command, seconds).run(take, take)
-    if not answer.facts:
-        late = f"no answer within {seconds:.0f} s: is it busy, or firewalled?"
-        words = late if ended.timed_out else (said or [f"the check ended with {ended.code}"])[-1]
-        answer.trouble = ended.explanation().rstrip(".") or words
-    return answer
+    asked = Supervisor(command, seconds)
+    asked.run(take, take)
+    if facts:
+        return facts, ""
+    late = f"no answer within {seconds:.0f} s: is it busy, or firewalled?"
+    words = late if asked.timed_out else (said or [f"the check ended with {asked.code}"])[-1]
+    return {}, asked.explanation().rstrip(".") or words
 
 
 def ask_hosts(hosts: Iterable[str], programs: Sequence[str]) -> str:
