@@ -21,6 +21,7 @@ from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
+AS_TYPED = ("job_file", "out", "name", "force", "agent", "resume", "ft")  # into a Request
 NOT_WITH_RESUME = ("job_file", "out", "name", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
@@ -203,16 +204,10 @@ def train(ctx: click.Context, /, **options: Any) -> None:
         servers = servers or total(hosts, serving=True)
     request = Request(
         flags=flags,
-        job_file=options["job_file"],
-        out=options["out"],
-        name=options["name"],
-        force=options["force"],
-        agent=options["agent"],
-        resume=options["resume"],
         max_time=seconds_of(options["max_time"]),
-        ft=options["ft"],
         env_servers=servers,
         verbosity=-1 if options["quiet"] else int(options["verbose"]),
+        **{name: options[name] for name in AS_TYPED},
     )
     ctx.exit(train(request))
 

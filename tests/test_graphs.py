@@ -20,7 +20,7 @@ from canal_mpi.topology.graphs import (
     parse_topology,
     warnings,
 )
-from canal_mpi.topology.spread import distances
+from canal_mpi.topology.spread import spreads
 
 SIZES = [*range(1, 9), 16, 33, 64, 70]
 NAMED = [*TOPOLOGIES, "random:1", "random:3", "hosts"]
@@ -126,7 +126,7 @@ def test_hosts_are_full_inside_and_joined_by_one_bridge_each(hosts: list[str]) -
     size = len(hosts)
     found = edges("hosts", size, hosts=hosts)
     assert found == both_ways(*found)
-    assert max(map(max, distances(found, size))) <= 3
+    assert max(way.rounds for way in spreads(found, size)) <= 3
     assert warnings(found, size) == []
     inside = {(a, b) for a in range(size) for b in range(size) if a != b and hosts[a] == hosts[b]}
     assert inside <= found

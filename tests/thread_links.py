@@ -7,10 +7,11 @@ from threading import RLock
 from time import sleep
 from typing import Any, ParamSpec, TypeVar
 
+import networkx
+
 from canal_mpi.interfaces import Key, Link, OnTransfer
 from canal_mpi.topology.exchange import IN_ROUNDS, Exchange, ExchangeConfig, Message, Transport
 from canal_mpi.topology.graphs import Edges
-from canal_mpi.topology.spread import distances
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -86,6 +87,14 @@ def given(link: Any) -> Callable[[OnTransfer], Link]:
         return made
 
     return connect
+
+
+def distances(edges: Edges, size: int) -> list[list[int]]:
+    """Hops from each agent (row) to each other, as networkx counts them; -1 without a path."""
+    graph = networkx.empty_graph(size, networkx.DiGraph)
+    graph.add_edges_from(edges)
+    found = dict(networkx.all_pairs_shortest_path_length(graph))
+    return [[found[a].get(b, -1) for b in range(size)] for a in range(size)]
 
 
 def known(edges: Edges, size: int, agent: int, round_: int) -> set[Key]:

@@ -11,22 +11,9 @@ from typing import NamedTuple
 
 from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors, warnings
 
-UNREACHED = -1
 MOST_LISTED = 64  # agents whose neighbours are listed
 LINE_WIDTH = 96  # characters
 GREY = "#7a869a"  # readable on light and on dark pages
-
-
-def distances(edges: Edges, size: int) -> list[list[int]]:
-    """Hops from each agent (row) to each other; UNREACHED where no path leads."""
-    near, rows = out_neighbors(edges), []
-    for donor in range(size):
-        hops = [UNREACHED] * size
-        hops[donor] = 0
-        for agent, parent in bfs_parents(near, donor).items():
-            hops[agent] = hops[parent] + 1
-        rows.append(hops)
-    return rows
 
 
 class Spread(NamedTuple):
@@ -40,9 +27,13 @@ class Spread(NamedTuple):
 def spreads(edges: Edges, size: int) -> list[Spread]:
     """The way of each donor's lesson."""
     near, found = out_neighbors(edges), []
-    for donor, hops in enumerate(distances(edges, size)):
-        served = Counter(bfs_parents(near, donor).values())
-        found.append(Spread(max(hops), served.total(), max(served.values(), default=0)))
+    for donor in range(size):
+        parents, hops = bfs_parents(near, donor), {donor: 0}
+        for agent, parent in parents.items():
+            hops[agent] = hops[parent] + 1
+        served = Counter(parents.values())
+        busiest = max(served.values(), default=0)
+        found.append(Spread(max(hops.values()), served.total(), busiest))
     return found
 
 
