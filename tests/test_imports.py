@@ -28,7 +28,7 @@ OWNERS = {
     "wandb": ("trackers.py",),
     "imageio": ("evaluation.py",),
     "networkx": ("topology/",),
-    "matplotlib": ("topology/spread.py", "report/", "experiments/"),
+    "matplotlib": ("report/", "experiments/"),
     "jinja2": ("report/", "experiments/"),
     "markupsafe": ("report/",),
 }

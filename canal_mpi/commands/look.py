@@ -29,10 +29,7 @@ def path_option(
 @click.option("--seed", type=click.IntRange(0), default=1, help="For random graphs; default 1.")
 @click.option("--hosts", metavar="LIST", help="Where agents run, as in nano-1:2,xavier:3.")
 @click.option("--lesson-mb", type=float, default=1.0, help="Size of a lesson; default 1 MB.")
-@click.option("--svg", "file", metavar="FILE", help="Also draw it into an SVG file.")
-def topology(
-    name: str, size: int | None, seed: int, hosts: str | None, lesson_mb: float, file: str | None
-) -> None:
+def topology(name: str, size: int | None, seed: int, hosts: str | None, lesson_mb: float) -> None:
     """Print who hears whom, and what a lesson costs there.
 
     NAME is full, ring, line, star, tree, grid, torus, hypercube, random:K, hosts, none, a generator
@@ -40,7 +37,6 @@ def topology(
     or module:function.
     """
     from canal_mpi.launch.hostfile import parse_hosts
-    from canal_mpi.results.files import write_whole
     from canal_mpi.topology import graphs, spread
 
     if not 0 < lesson_mb < 1e9:
@@ -53,9 +49,6 @@ def topology(
     edges = graphs.edges(name, size, seed, host_of)
     lines = spread.summary(name, edges, size, lesson_mb)
     click.echo("\n".join([*spread.neighbour_table(edges, size), "", *lines]))
-    if file is not None:
-        write_whole(Path(file), spread.draw_topology(edges, size, host_of, lines[0]))
-        click.echo(f"  drawn       {file}")
 
 
 @click.command()

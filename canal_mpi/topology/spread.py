@@ -1,19 +1,16 @@
-"""How far lessons get: hops, rounds, transfers and bytes on a set of edges; in words and drawn.
+"""How far lessons get: hops, rounds, transfers and bytes on a set of edges, in words.
 
 A lesson that is published in round q is known d hops away from round q + d on. Only
 `canal-mpi topology` needs this; a run needs no more than `bfs_parents`.
 """
 
 from collections import Counter
-from collections.abc import Sequence
-from io import BytesIO
 from typing import NamedTuple
 
 from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors, warnings
 
 MOST_LISTED = 64  # agents whose neighbours are listed
 LINE_WIDTH = 96  # characters
-GREY = "#7a869a"  # readable on light and on dark pages
 
 
 class Spread(NamedTuple):
@@ -79,33 +76,3 @@ def neighbour_table(edges: Edges, size: int) -> list[str]:
     rows = [items[k : k + each] for k in range(0, len(items), each)]
     lines = ["".join(f"{item:<{width}}" for item in row).rstrip() for row in rows]
     return [*lines, f"  … and {size - len(items)} more"] if size > len(items) else lines
-
-
-def draw_topology(edges: Edges, size: int, hosts: Sequence[str] = (), title: str = "") -> bytes:
-    """The graph as SVG: one colour per host, arrows where an edge leads one way only."""
-    import networkx
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    graph = networkx.empty_graph(size)
-    graph.add_edges_from(edges)
-    connected = networkx.is_connected(graph)
-    place = (networkx.kamada_kawai_layout if connected else networkx.circular_layout)(graph)
-    figure = Figure(figsize=(7, 7))
-    axes = figure.subplots()
-    axes.set_axis_off()
-    axes.set_title(title, color=GREY)
-    names = list(dict.fromkeys(hosts))
-    colours = [f"C{names.index(hosts[k]) % 10}" if hosts else "C0" for k in range(size)]
-    look = {"ax": axes, "node_size": max(300 - size, 60)}
-    networkx.draw_networkx_nodes(graph, place, node_color=colours, **look)
-    networkx.draw_networkx_labels(graph, place, font_color="white", font_size=8, ax=axes)
-    both = networkx.Graph([edge for edge in edges if edge[::-1] in edges])
-    one_way = networkx.DiGraph([edge for edge in edges if edge[::-1] not in edges])
-    for part in (both, one_way):
-        networkx.draw_networkx_edges(part, place, edge_color=GREY, **look)
-    file = BytesIO()
-    with rc_context({"svg.hashsalt": "canal-mpi", "svg.fonttype": "none"}):
-        about = {"Date": None, "Title": title}
-        figure.savefig(file, format="svg", transparent=True, metadata=about)
-    return file.getvalue()
