@@ -25,25 +25,29 @@ def job_of(games: int, task: str = TASK, **settings: object) -> Job:
     )
 
 
-class Direct(Channel):
-    """A channel straight into a worker's environments."""
+class Direct:
+    """A port straight into a worker's environments."""
 
-    name = "rank 9 on there"
+    peer = 9
 
     def __init__(self, job: Job) -> None:
         self.envs = WorkerEnvs(job)
 
-    def ask(self, request: bytes) -> None:
-        self.held = self.envs.answer(request)
+    def post(self, data: bytes) -> None:
+        self.held = self.envs.answer(data)
 
-    def answer(self, what: str) -> bytes:
+    def poll(self) -> bytes:
         return self.held
+
+
+def direct(job: Job) -> Channel:
+    return Channel(Direct(job), "rank 9 on there", lambda peer, what: None, 60)
 
 
 def both(job: Job, channels: int) -> tuple[Env, Env]:
     """The same environments at home and elsewhere."""
     spaces = common_spaces(job.tasks, job.task)
-    remote = RemoteMaker([Direct(job) for _ in range(channels)], job, spaces)
+    remote = RemoteMaker([direct(job) for _ in range(channels)], job, spaces)
     return tuple(make(job.tasks[0], "train", 0) for make in (env_maker(job, spaces), remote))  # type: ignore[return-value]
 
 
@@ -113,7 +117,7 @@ def test_an_error_reaches_the_agent_and_the_environment_can_go_on() -> None:
 def test_an_unknown_task_or_environment_is_refused() -> None:
     job = job_of(1)
     spaces = common_spaces(job.tasks, job.task)
-    maker = RemoteMaker([Direct(job)], job, spaces)
+    maker = RemoteMaker([direct(job)], job, spaces)
     with pytest.raises(ProtocolError, match="'os:Evil-v0' is no task of this job: CartPole-v1"):
         maker("os:Evil-v0", "train", 0)
     env = maker(TASK, "train", 0)
@@ -230,7 +234,7 @@ def test_a_slow_answer_is_waited_for(tmp_path: Path) -> None:
     port = QueuePort(answered, asked)
     channel = Channel(port, "there", lambda peer, what: None, 30)
     for pause in (0.0, 0.002, 0.05, 0.0):
-        channel.ask(b"request")
+        channel.port.post(b"request")
         start = time.monotonic()
         threading.Timer(pause, answered.put, [b"answer"]).start()
         assert channel.answer("something") == b"answer"

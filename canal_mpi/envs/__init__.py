@@ -118,14 +118,12 @@ class LocalEnvs:
         self.count = len(self.games)
         self._actions: Array = np.zeros(self.count, dtype=np.int64)
         self._step = empty_step(self.count, spaces)
-        self._obs_rows = self._step.obs.reshape(self.count, -1)
-        self._start_rows = self._step.start.reshape(self.count, -1)
         self._playing = False
 
     def reset(self) -> Array:
         """Start an episode in every game."""
         for k, game in enumerate(self.games):
-            _place(self._start_rows[k], game.reset())
+            _place(self._step.start[k], game.reset())
         self._playing = True
         return self._step.start
 
@@ -143,9 +141,9 @@ class LocalEnvs:
                 known = f"0 to {self.spaces.actions - 1}"
                 raise RankFailed(f"task '{self.task}' has the actions {known}, not {action}.")
             obs, reward, flags = game.step(action)
-            _place(self._obs_rows[k], obs)
+            _place(self._step.obs[k], obs)
             self._step.reward[k], self._step.flags[k] = reward, flags
-            _place(self._start_rows[k], game.reset() if flags & (TERMINATED | TRUNCATED) else obs)
+            _place(self._step.start[k], game.reset() if flags & (TERMINATED | TRUNCATED) else obs)
         return self._step
 
     def state_dict(self) -> Columns:
@@ -177,7 +175,7 @@ def empty_step(count: int, spaces: Spaces) -> Step:
 
 def _place(into: Array, obs: Array) -> None:
     """Copy one observation; a shorter vector leaves zeros behind it."""
-    into[: obs.size] = obs.reshape(-1)
+    into.reshape(-1)[: obs.size] = obs.reshape(-1)
 
 
 def make_game(task: str, config: TaskConfig, seed: np.random.SeedSequence) -> Game:

@@ -144,10 +144,6 @@ class Channel:
         self.port, self.name, self._idle, self._timeout = port, name, idle, timeout
         self._usual = 0.0  # seconds that a quick answer takes
 
-    def ask(self, request: bytes) -> None:
-        """Send a request."""
-        self.port.post(request)
-
     def answer(self, what: str) -> bytes:
         """Wait for the answer: asleep, but for a moment around the time when it usually comes."""
         start, found, waited = monotonic(), self.port.poll(), 0.0
@@ -194,7 +190,8 @@ class RemoteEnvs:
 
     def _ask(self, request: Request, bodies: Sequence[bytes] = ()) -> None:
         for k, channel in enumerate(self.channels):
-            channel.ask(Message(request, self._number, bodies[k] if bodies else b"").pack())
+            message = Message(request, self._number, bodies[k] if bodies else b"")
+            channel.port.post(message.pack())
 
     def _answers(self, request: Request) -> list[Body]:
         """One body per channel; every channel is heard before the first error is raised."""
@@ -266,6 +263,6 @@ class RemoteMaker:
     def close(self) -> None:
         """Say goodbye: whatever is still open there may be closed."""
         for channel in self.channels:
-            channel.ask(Message(Request.GOODBYE, 0).pack())
+            channel.port.post(Message(Request.GOODBYE, 0).pack())
         for channel in self.channels:
             channel.answer("goodbye")

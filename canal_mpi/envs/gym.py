@@ -50,6 +50,7 @@ class GymGame:
         self.rng = np.random.Generator(np.random.PCG64(seed))
         self.env = self._make()
         self.spaces = self._spaces()
+        self._first = int(self.env.action_space.start)
         self._start = rng_state(self.rng)
         self._played: list[int] = []  # actions since the start of the episode
         self._seen: Array = np.zeros(0)
@@ -135,10 +136,6 @@ class GymGame:
         if not fits:
             raise self._unusable("reward", reward, "a finite number of 32 bits")
         return self._look(obs), value, flags
-
-    @property
-    def _first(self) -> int:
-        return int(self.env.action_space.start)
 
     def state_dict(self) -> Columns:
         """The seed of the running episode and its moves: gymnasium can't save what is inside."""

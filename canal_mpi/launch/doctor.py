@@ -115,9 +115,9 @@ class CheckReport:
     problems: list[tuple[str, str]] = field(default_factory=list)  # host, what is wrong
     notes: list[str] = field(default_factory=list)
 
-    def print(self, console: Console | None = None) -> None:
+    def print(self) -> None:
         """Show the table of hosts, then notes and problems."""
-        console = console or Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False, soft_wrap=True)
         if not console.is_terminal:
             console.width = WIDTH
         failed = {host for host, _ in self.problems}

@@ -256,16 +256,10 @@ def start_process(command: Command, folder: str) -> Process:
     )
 
 
-def send_signal(process: Process, number: int) -> None:
-    """Send a signal to a process, which may be gone already."""
-    with suppress(ProcessLookupError):
-        process.send_signal(number)
-
-
 def end_at_once(process: Process) -> None:
     """Let mpirun end its ranks; it is killed if that takes long. Returns at once."""
-    send_signal(process, signal.SIGTERM)
-    insist = Timer(PATIENCE, send_signal, (process, signal.SIGKILL))
+    process.terminate()
+    insist = Timer(PATIENCE, process.kill)
     insist.daemon = True
     insist.start()
 

@@ -32,7 +32,6 @@ from canal_mpi.launch.mpirun import (
     clean_up,
     end_at_once,
     refuse_mpirun,
-    send_signal,
     start_process,
     temporary_folder,
 )
@@ -156,7 +155,7 @@ class Supervisor:
                 process.wait(self._limit)
             except subprocess.TimeoutExpired:
                 self.timed_out = True
-                send_signal(process, signal.SIGTERM)
+                process.terminate()
             finally:
                 clean_up(folder)  # also mpirun itself, where it hangs
             self.code = process.wait()
@@ -196,7 +195,7 @@ class Supervisor:
         for line in self.filter(stream):
             write(line)
             if self.hopeless and self._process is not None:
-                send_signal(self._process, signal.SIGTERM)
+                self._process.terminate()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -227,7 +226,7 @@ class Supervisor:
         if self._process is not None and self._urgent:
             end_at_once(self._process)
         elif self._process is not None and self.stop_signal:
-            send_signal(self._process, signal.SIGUSR1)
+            self._process.send_signal(signal.SIGUSR1)
 
 
 def launch(request: LaunchRequest, command: Command) -> int:
