@@ -23,7 +23,7 @@ from canal_mpi.interfaces import LAST, TERMINATED, Step
 from canal_mpi.launch.mpirun import build_command
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.wire import encode
-from canal_mpi.rank.build import make_learner, recipe
+from canal_mpi.rank.build import make_learner
 from canal_mpi.results.store import Rows, RunInfo, Store
 
 FEW, MANY = 10_000, 1_000_000  # rows of a replay
@@ -34,7 +34,7 @@ PROGRAM = [sys.executable, "-m", "canal_mpi"]
 def filled(replay, rows):
     """The replay with made-up rows of play."""
     rng, spaces = np.random.default_rng(2), replay.spaces
-    state = rng.integers(0, 256, (rows + 1, *spaces.shape), dtype=np.uint8).reshape(rows + 1, -1)
+    state = rng.integers(0, 256, (rows + 1, *spaces.frame_shape), dtype=np.uint8)
     columns = {
         "state": state,
         "action": rng.integers(0, spaces.actions, rows + 1).astype(np.uint8),
@@ -54,9 +54,9 @@ def memory(game, repeats=15, steps=40):
     job = envs.named(config.resolve({"tasks": [game], "train.steps": 1}))
     task, spaces = job.tasks[0], envs.common_spaces(job.tasks, job.task)
     learner, rng, play = make_learner(job, 0, spaces, task), np.random.default_rng(1), player(job)
-    small, before = filled(Replay(spaces, FEW, recipe(job)), FEW), psutil.Process()
+    small, before = filled(Replay(spaces, FEW, job.learn), FEW), psutil.Process()
     resident = before.memory_info().rss
-    large = filled(Replay(spaces, MANY, recipe(job)), MANY)
+    large = filled(Replay(spaces, MANY, job.learn), MANY)
     held = before.memory_info().rss - resident
     state = rng.integers(0, 256, (1, *spaces.shape), dtype=np.uint8)
     step = Step(state, np.zeros(1), np.zeros(1, dtype=np.uint8), state)

@@ -70,7 +70,7 @@ def main():
     task = envs.canonical(options.game)
     job = envs.named(config.resolve({"tasks": [task]}))
     rows = read_arrays(Path(options.rows)) if options.rows else None
-    rows = {n: rows[n] for n in ROWS} if rows else played(job, options.steps).own.export_all()
+    rows = {n: rows[n] for n in ROWS} if rows else played(job, options.steps).own.export()
     print(f"{task} · {len(rows['state']):,} rows {options.rows or 'of random play'}")
     measure(task, rows, options.repeats)
 

@@ -20,7 +20,6 @@ import numpy as np
 from canal_mpi import __version__, envs
 from canal_mpi.interfaces import Spaces
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.rank.build import recipe
 from canal_mpi.settings import Job, LearnConfig
 
 BLOCK = 100  # steps or updates of one measurement
@@ -114,7 +113,7 @@ def player(job: Job, replay: Any = None) -> Callable[[], None]:
 def played(job: Job, steps: int) -> Any:
     """A replay with rows of random play."""
     spaces = envs.common_spaces(job.tasks, job.task)
-    replay = Replay(spaces, 2 * steps, recipe(job))
+    replay = Replay(spaces, 2 * steps, job.learn)
     timed(player(job, replay), steps)
     return replay
 

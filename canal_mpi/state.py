@@ -95,10 +95,10 @@ def set_rng_state(rng: np.random.Generator, words: Array) -> None:
 
 
 # What Numba may do with sums; NaN and infinity stay what they are.
-FASTMATH = {"reassoc", "contract", "nsz"}
+FASTMATH: set[str] | bool = {"reassoc", "contract", "nsz"}
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, fastmath: set[str] | bool = FASTMATH) -> Function:
     """Machine code of a function over arrays, made by Numba at its first call ever.
 
     It is kept beside the source, as Python keeps its own, or in the user's cache; where neither
@@ -113,9 +113,9 @@ def compiled(function: Function) -> Function:
 
     made: Function
     try:
-        made = njit(cache=True, error_model="numpy", fastmath=FASTMATH)(function)
+        made = njit(cache=True, error_model="numpy", fastmath=fastmath)(function)
     except RuntimeError:  # no place to keep it
-        made = njit(error_model="numpy", fastmath=FASTMATH)(function)
+        made = njit(error_model="numpy", fastmath=fastmath)(function)
     return made
 
 

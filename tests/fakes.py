@@ -31,7 +31,6 @@ from canal_mpi.membuf.lesson import pack
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import Policy, exact
-from canal_mpi.rank.build import recipe
 from canal_mpi.settings import Job
 from canal_mpi.topology.exchange import alone
 
@@ -173,7 +172,7 @@ def tiny_agent(
     def beat(progress: Progress) -> None:
         pass
 
-    replay = Replay(CHAIN, job.replay.buffer_size, recipe(job))
+    replay = Replay(CHAIN, job.replay.buffer_size, job.learn)
     record = Recorder(sink or Sink(), beat, number, CHAIN.row_bytes)
     connect = given(link) if link else alone
     return Agent(

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Offer, Spaces, Step
 from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.wire import HEADER, MAGIC, RAW, WIRE_VERSION
+from canal_mpi.settings import LearnConfig
 
 SPACES = Spaces((2, 2), "<i4", 5)
 
@@ -30,6 +31,14 @@ def head(
     texts = b"".join(struct.pack("<B", len(text)) + text for text in (name, dtype))
     sizes = struct.pack(f"<B{len(shape)}Q", len(shape), *shape)
     return texts + sizes + struct.pack("<BQ", codec, stored)
+
+
+def learning(
+    batch: int, gamma: float, n_step: int = 1, reward: str = "clip", lives: bool = True
+) -> LearnConfig:
+    """How rows become targets."""
+    plain = LearnConfig(batch_size=batch, gamma=gamma, n_step=n_step, reward=reward)
+    return replace(plain, terminal_on_life_loss=lives)
 
 
 def observation(number: int) -> Array:

@@ -223,7 +223,7 @@ def played(steps: int, flags: dict[int, int] | None = None, spaces: Spaces = WAL
     for k in range(steps):
         mark = flags.get(k, 0)
         play_into(buffer, k, mark)
-    return buffer.export_all()
+    return buffer.export()
 
 
 def play_into(buffer: Buffer, k: int, mark: int = 0) -> None:
@@ -251,7 +251,7 @@ def walked(task: str, steps: int, wise: bool = True) -> Columns:
         start = env.reset()[0] if over else obs
         flags = np.array([TERMINATED if over else 0], dtype=np.uint8)
         buffer.add(np.array([action]), Step(obs[None], np.array([reward]), flags, start[None]))
-    return buffer.export_all()
+    return buffer.export()
 
 
 def parcel(

@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import learning
 from launch import ROOT, run
 
 from canal_mpi import config, envs
 from canal_mpi.bench import figure, lines
 from canal_mpi.interfaces import LAST, TERMINATED, Array, Spaces
-from canal_mpi.membuf.buffer import Recipe
 from canal_mpi.membuf.lesson import pack
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.settings import LearnConfig
@@ -76,7 +76,7 @@ def test_the_products_are_those_that_the_loss_needs(monkeypatch: pytest.MonkeyPa
 @pytest.mark.atari
 def test_a_lesson_is_at_most_a_twentieth_of_pickled_tuples() -> None:
     job = envs.named(config.resolve({"tasks": ["Krull"]}))
-    rows = played(job, 3000).own.export_all()
+    rows = played(job, 3000).own.export()
     state, action, reward, flags = (rows[n] for n in ("state", "action", "reward", "flags"))
     tuples = [
         (state[k].copy(), np.int64(action[k]), float(reward[k]), state[k + 1].copy(), bool(ended))
@@ -88,7 +88,7 @@ def test_a_lesson_is_at_most_a_twentieth_of_pickled_tuples() -> None:
 
 
 def test_a_full_replay_of_ram_fits_into_its_memory() -> None:
-    assert Replay(RAM, 1_000_000, Recipe(128, 0.99, 3)).nbytes < 150e6
+    assert Replay(RAM, 1_000_000, learning(128, 0.99, 3)).nbytes < 150e6
 
 
 def script(name: str, *words: str, ranks: int = 1) -> str:

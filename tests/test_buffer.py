@@ -7,7 +7,9 @@ from canal_mpi.membuf.lesson import pack, unpack
 
 
 def moves_at(buffer: Buffer, rows: Array) -> list[Move]:
-    states, after = buffer.state_rows[rows], buffer.state_rows[buffer.after(rows)]
+    region = buffer.region
+    behind = rows // region * region + (rows + 1) % region
+    states, after = buffer.state_rows[rows], buffer.state_rows[behind]
     return [
         Move(
             number_of(states[k]),
@@ -159,13 +161,6 @@ def test_streams_do_not_write_into_each_other() -> None:
     kept = [move for stream in range(3) for move in player.kept(stream, 4)]
     assert_draws_exactly(player.buffer, kept)
     assert [open_end(player.buffer, stream) for stream in range(3)] == player.now
-
-
-def test_the_row_after_stays_in_its_region() -> None:
-    buffer = Buffer(SPACES, 9, 3)
-    rows = np.arange(12)
-    assert buffer.after(rows).tolist() == [1, 2, 3, 0, 5, 6, 7, 4, 9, 10, 11, 8]
-    assert rows.tolist() == list(range(12))
 
 
 def frequencies(buffer: Buffer, number: int) -> dict[int, int]:
@@ -343,7 +338,7 @@ def test_what_closes_play_keeps_nothing_of_an_older_task() -> None:
     used.clear()
     for buffer in (used, fresh):
         Player(buffer, seed=2).play(7, (0.1, 0.3, 0.1))
-    one, two = used.export_all(), fresh.export_all()
+    one, two = used.export(), fresh.export()
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
 
@@ -352,9 +347,9 @@ def test_play_that_breaks_off_keeps_what_was_seen_last() -> None:
     player = Player(buffer)
     player.play(3, (0, 0, 0))
     buffer.break_off(np.stack([observation(99)]))
-    rows = buffer.export_all()
+    rows = buffer.export()
     assert [number_of(state) for state in rows["state"]] == [1, 2, 3, 4]
     player.step(0)
-    rows = buffer.export_all()
+    rows = buffer.export()
     assert [number_of(state) for state in rows["state"]][4] == 99
     assert rows["flags"].tolist() == [0, 0, 0, LAST, 0, LAST]

@@ -50,7 +50,7 @@ def lesson(network: bool = True) -> tuple[bytes, Offer, Columns]:
         env.send(actions)
         buffer.add(actions, env.recv())
     env.close()
-    rows = buffer.export_all()
+    rows = buffer.export()
     brain = {"trunk": rng.normal(size=50).astype("<f4"), "head": rng.normal(size=9).astype("<f4")}
     data = pack(3, 2, "Krull", rows, brain if network else {})
     return data, Offer(3, 2, "Krull", 1.0, len(rows["action"]), len(data)), rows

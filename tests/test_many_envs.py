@@ -49,7 +49,7 @@ def test_rows_of_several_environments_stay_apart_and_whole() -> None:
     agent.run()
     streams = agent.replay.own.export_streams()
     assert len(streams) == 3
-    whole = agent.replay.own.export_all()
+    whole = agent.replay.own.export()
     assert np.concatenate([part["flags"] for part in streams]).tobytes() == whole["flags"].tobytes()
     for part in streams:
         moves = (part["flags"] & LAST) == 0
@@ -98,6 +98,6 @@ def test_rows_that_are_swapped_inside_a_task_come_from_every_environment_once() 
     for k, agent in enumerate(agents):
         assert sinks[k].kinds().count("swap") == 3
         sent = agents[1 - k].replay.own.export_streams()
-        got = np.concatenate([lesson.export_all()["flags"] for lesson in agent.replay.lessons])
+        got = np.concatenate([lesson.export()["flags"] for lesson in agent.replay.lessons])
         assert ((got & LAST) == 0).sum() == 60
         assert sum(((part["flags"] & LAST) == 0).sum() for part in sent) == 60

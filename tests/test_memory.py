@@ -4,16 +4,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers import learning
 from small import LEFT, RIGHT, WALK, Sink, learner, played, small_agent, small_job
 
 from canal_mpi.interfaces import LAST, TRUNCATED, Array, Batch
-from canal_mpi.membuf.buffer import Recipe
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Sampler
 
 
 def _memory(most: int = 600, batch: int = 8) -> Rehearsal:
-    return Rehearsal(WALK, most, Sampler(WALK, Recipe(batch, 0.9)))
+    return Rehearsal(WALK, most, Sampler(WALK, learning(batch, 0.9)))
 
 
 def _rng(seed: int = 0) -> np.random.Generator:
@@ -36,7 +36,7 @@ def test_all_tasks_together_stay_within_the_bound() -> None:
     memory = _memory(600)
     for k in range(6):
         memory.keep(f"task-{k}", played(1000), _marks, _rng(k))
-        assert sum(len(past.export_all()["flags"]) for past in memory.tasks.values()) <= 600
+        assert sum(len(past.export()["flags"]) for past in memory.tasks.values()) <= 600
     assert len(memory.tasks) == 6
 
 
@@ -44,20 +44,20 @@ def test_every_task_has_the_same_room() -> None:
     memory = _memory(816)
     for k in range(4):
         memory.keep(f"task-{k}", played(1000), _marks, _rng(k))
-    assert [len(past.export_all()["flags"]) for past in memory.tasks.values()] == [204] * 4
+    assert [len(past.export()["flags"]) for past in memory.tasks.values()] == [204] * 4
 
 
 def test_a_small_task_is_kept_whole() -> None:
     memory = _memory(600)
     memory.keep("short", played(20), _marks, _rng())
     memory.keep("long", played(1000), _marks, _rng())
-    assert len(memory.tasks["short"].export_all()["flags"]) == 21
+    assert len(memory.tasks["short"].export()["flags"]) == 21
 
 
 def test_a_task_that_comes_again_replaces_its_old_rows() -> None:
     memory = _filled(tasks=2)
     memory.keep("task-0", played(30), _marks, _rng())
-    assert len(memory.tasks["task-0"].export_all()["flags"]) == 31
+    assert len(memory.tasks["task-0"].export()["flags"]) == 31
     assert sorted(memory.tasks) == ["task-0", "task-1"]
 
 
@@ -96,8 +96,8 @@ def test_values_stay_those_of_the_time_they_were_stored() -> None:
     memory = _memory()
     memory.keep("old", played(1000), lambda states: np.full((len(states), 2), 1.0), _rng())
     memory.keep("new", played(1000), lambda states: np.full((len(states), 2), 2.0), _rng())
-    assert set(memory.tasks["old"].export_all()["q_values"].reshape(-1).tolist()) == {1.0}
-    assert set(memory.tasks["new"].export_all()["q_values"].reshape(-1).tolist()) == {2.0}
+    assert set(memory.tasks["old"].export()["q_values"].reshape(-1).tolist()) == {1.0}
+    assert set(memory.tasks["new"].export()["q_values"].reshape(-1).tolist()) == {2.0}
 
 
 def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> None:
@@ -108,9 +108,7 @@ def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> No
         if (kind, name) == ("checkpoints", "learner"):
             past = agent.rehearsal.tasks[RIGHT]
             dqn.task, task = RIGHT, dqn.task
-            seen.append(
-                (dqn.q_values(past.export_all()["state"]), past.export_all()["q_values"].copy())
-            )
+            seen.append((dqn.q_values(past.export()["state"]), past.export()["q_values"].copy()))
             dqn.task = task
 
     sink.save = after_first  # type: ignore[method-assign]
@@ -124,7 +122,7 @@ def test_an_agent_stores_what_its_learner_thought_at_the_end_of_the_task() -> No
 def test_segments_are_never_joined_over_a_cut() -> None:
     memory, rng = _filled(tasks=2), _rng()
     for past in memory.tasks.values():
-        assert past.export_all()["flags"][-1] == LAST
+        assert past.export()["flags"][-1] == LAST
     for _ in range(50):
         batch = memory.sample("new", rng)
         assert batch is not None
@@ -163,11 +161,11 @@ def test_a_task_of_any_name_comes_back(name: str) -> None:
 def test_a_bound_of_less_than_a_segment_still_keeps_something() -> None:
     memory = _memory(40)
     memory.keep("old", played(1000), _marks, _rng())
-    assert 2 <= len(memory.tasks["old"].export_all()["flags"]) <= 40
+    assert 2 <= len(memory.tasks["old"].export()["flags"]) <= 40
 
 
 def test_full_reservoirs_take_no_more_memory_than_announced() -> None:
-    memory = Rehearsal(WALK, 3000, Sampler(WALK, Recipe(8, 0.9)))
+    memory = Rehearsal(WALK, 3000, Sampler(WALK, learning(8, 0.9)))
     for k, task in enumerate(("a", "b", "c")):
         rng = np.random.default_rng(k)
         memory.keep(task, played(1500), lambda obs: np.zeros((len(obs), WALK.actions)), rng)

@@ -273,7 +273,7 @@ def test_double_chooses_by_the_online_network_and_no_target_means_none(
 @pytest.mark.parametrize("rows", [0, 60, 120])
 def test_memory_rows_bound_what_is_kept_of_all_tasks(rows: int) -> None:
     run = _Run(small_job(rehearsal__rows=rows, train__steps=150), order=(RIGHT, LEFT))
-    kept = [len(past.export_all()["flags"]) for past in run.agent.rehearsal.tasks.values()]
+    kept = [len(past.export()["flags"]) for past in run.agent.rehearsal.tasks.values()]
     assert sum(kept) <= rows
     assert (len(kept) > 0) == (rows > 0)
     if rows == 120:
@@ -501,7 +501,7 @@ def test_held_out_rows_are_not_learnt_from() -> None:
     job = small_job(reuse__steps=0.0)
     run = _Run(job, Donors([parcel(rows=played(400), network=expert(job))]))
     held = set(run.agent.held_out[:, 0].astype(int).tolist())
-    learnt = set(moves(run.agent.replay.lessons[0].export_all()))
+    learnt = set(moves(run.agent.replay.lessons[0].export()))
     assert 0 < len(held) <= 51
     assert len(learnt & held) <= 1, "the state behind the last move may begin the next segment"
     assert len(learnt | held) >= 400
@@ -837,4 +837,4 @@ def test_all_lessons_of_another_task_are_used() -> None:
     lessons = [parcel(LEFT, rows=played(steps), donor=steps) for steps in (5, 7)]
     agent = small_agent(job, link=Donors(lessons))
     agent.run()
-    assert len(agent.replay.others[LEFT].export_all()["action"]) == (5 + 1) + (7 + 1)
+    assert len(agent.replay.others[LEFT].export()["action"]) == (5 + 1) + (7 + 1)

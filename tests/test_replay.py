@@ -3,17 +3,18 @@ from math import isclose, sqrt
 
 import numpy as np
 import pytest
-from helpers import SPACES, Move, Player, number_of, observation
+from helpers import SPACES, Move, Player, learning, number_of, observation
 
 from canal_mpi.interfaces import LIFE, TERMINATED, TRUNCATED, Array, Batch, Columns, Spaces, Step
-from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, Recipe, observations
+from canal_mpi.membuf.buffer import Buffer, observations
 from canal_mpi.membuf.replay import Replay
+from canal_mpi.settings import LearnConfig
 
 GAMMA = 0.9
 Target = tuple[float, float, int]  # return, discount, next state
 
 
-def slow_target(moves: Sequence[Move], at: int, recipe: Recipe, scale: float) -> Target:
+def slow_target(moves: Sequence[Move], at: int, recipe: LearnConfig, scale: float) -> Target:
     """Return, discount and next state of the move at a place, by walking."""
     total, discount = 0.0, 1.0
     for move in moves[at : at + recipe.n_step]:
@@ -35,7 +36,7 @@ def scale_of(streams: Sequence[Sequence[Move]]) -> float:
 
 
 def targets(
-    streams: Sequence[Sequence[Move]], recipe: Recipe, scale: float = 1.0
+    streams: Sequence[Sequence[Move]], recipe: LearnConfig, scale: float = 1.0
 ) -> dict[int, tuple[Move, Target]]:
     return {
         move.state: (move, slow_target(moves, at, recipe, scale))
@@ -84,7 +85,7 @@ def lesson(seed: int, steps: int = 20) -> tuple[Columns, list[Move]]:
 def test_targets_match_a_slow_walk_over_the_moves(
     streams: int, n_step: int, terminal_on_life_loss: bool, reward: str
 ) -> None:
-    recipe = Recipe(64, GAMMA, n_step, reward, terminal_on_life_loss)
+    recipe = learning(64, GAMMA, n_step, reward, terminal_on_life_loss)
     replay = Replay(SPACES, 25 * streams, recipe, streams)
     player = Player(replay.own, streams, n_step)
     rng = np.random.default_rng(2)
@@ -100,7 +101,7 @@ def test_targets_match_a_slow_walk_over_the_moves(
 
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 def test_lessons_give_the_same_targets_as_the_play_they_hold(n_step: int) -> None:
-    recipe = Recipe(64, GAMMA, n_step)
+    recipe = learning(64, GAMMA, n_step)
     player = played(5, streams=2)
     replay = Replay(SPACES, 10, recipe)
     replay.begin([player.buffer.export(1000)])
@@ -110,7 +111,9 @@ def test_lessons_give_the_same_targets_as_the_play_they_hold(n_step: int) -> Non
     assert seen == set(expected)
 
 
-def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tuple[float, int]]]:
+def single(
+    flags: Sequence[int], recipe: LearnConfig
+) -> tuple[Player, dict[int, tuple[float, int]]]:
     replay = Replay(SPACES, 50, recipe)
     player = Player(replay.own)
     for flag in flags:
@@ -124,18 +127,18 @@ def single(flags: Sequence[int], recipe: Recipe) -> tuple[Player, dict[int, tupl
 
 
 def test_a_cut_episode_bootstraps_from_its_last_state() -> None:
-    _, found = single([0, TRUNCATED, 0, 0], Recipe(200, GAMMA, 3))
+    _, found = single([0, TRUNCATED, 0, 0], learning(200, GAMMA, 3))
     assert found[2] == pytest.approx((GAMMA, 3))
     assert found[1] == pytest.approx((GAMMA**2, 3))
 
 
 def test_an_ended_episode_does_not_bootstrap() -> None:
-    _, found = single([0, TERMINATED, 0, 0], Recipe(200, GAMMA, 3))
+    _, found = single([0, TERMINATED, 0, 0], learning(200, GAMMA, 3))
     assert found[1][0] == found[2][0] == 0
 
 
 def test_an_end_that_is_also_a_cut_does_not_bootstrap() -> None:
-    _, found = single([0, TERMINATED | TRUNCATED, 0], Recipe(200, GAMMA))
+    _, found = single([0, TERMINATED | TRUNCATED, 0], learning(200, GAMMA))
     assert found[2][0] == 0
 
 
@@ -143,12 +146,12 @@ def test_an_end_that_is_also_a_cut_does_not_bootstrap() -> None:
 def test_a_setting_decides_whether_a_lost_life_stops_bootstrapping(
     terminal_on_life_loss: bool, discount: float
 ) -> None:
-    _, found = single([0, LIFE, 0], Recipe(200, GAMMA, terminal_on_life_loss=terminal_on_life_loss))
+    _, found = single([0, LIFE, 0], learning(200, GAMMA, lives=terminal_on_life_loss))
     assert found[2] == pytest.approx((discount, 3))
 
 
 def test_the_newest_rows_sum_what_there_is_and_bootstrap_from_the_open_state() -> None:
-    _, found = single([0, 0, 0], Recipe(200, GAMMA, 5))
+    _, found = single([0, 0, 0], learning(200, GAMMA, 5))
     assert found == {
         1: pytest.approx((GAMMA**3, 4)),
         2: pytest.approx((GAMMA**2, 4)),
@@ -157,7 +160,7 @@ def test_the_newest_rows_sum_what_there_is_and_bootstrap_from_the_open_state() -
 
 
 def test_sums_of_rewards_never_cross_the_end_of_a_segment() -> None:
-    recipe = Recipe(100, 1.0, 5, reward="none")
+    recipe = learning(100, 1.0, 5, reward="none")
     (left, first), (right, second) = lesson(1, 4), lesson(2, 4)
     both = {name: np.concatenate([left[name], right[name]]) for name in left}
     replay = Replay(SPACES, 10, recipe)
@@ -167,7 +170,7 @@ def test_sums_of_rewards_never_cross_the_end_of_a_segment() -> None:
 
 
 def test_a_clipped_reward_is_its_sign() -> None:
-    replay = Replay(SPACES, 50, Recipe(300, GAMMA))
+    replay = Replay(SPACES, 50, learning(300, GAMMA))
     player = Player(replay.own)
     player.play(40)
     assert set(replay.sample(np.random.default_rng(0)).returns.tolist()) == {-1.0, 0.0, 1.0}
@@ -175,7 +178,7 @@ def test_a_clipped_reward_is_its_sign() -> None:
 
 
 def test_the_arrays_of_a_batch_have_the_types_that_learners_take() -> None:
-    replay = Replay(SPACES, 50, Recipe(7, GAMMA, 3))
+    replay = Replay(SPACES, 50, learning(7, GAMMA, 3))
     Player(replay.own).play(20)
     batch = replay.sample(np.random.default_rng(0))
     assert batch.states.shape == batch.next_states.shape == (7, 4)
@@ -185,14 +188,14 @@ def test_the_arrays_of_a_batch_have_the_types_that_learners_take() -> None:
 
 
 def test_the_next_call_uses_the_same_arrays_again() -> None:
-    replay = Replay(SPACES, 50, Recipe(7, GAMMA))
+    replay = Replay(SPACES, 50, learning(7, GAMMA))
     Player(replay.own).play(20)
     rng = np.random.default_rng(0)
     assert replay.sample(rng) is replay.sample(rng)
 
 
 def test_a_sample_leaves_the_stored_rewards_as_they_are() -> None:
-    replay = Replay(SPACES, 50, Recipe(64, GAMMA, 5, reward="none"))
+    replay = Replay(SPACES, 50, learning(64, GAMMA, 5, reward="none"))
     Player(replay.own).play(30)
     before = replay.own.reward.copy()
     for seed in range(5):
@@ -201,7 +204,7 @@ def test_a_sample_leaves_the_stored_rewards_as_they_are() -> None:
 
 
 def test_the_replay_is_ready_with_a_batch_of_rows_of_any_origin() -> None:
-    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    replay = Replay(SPACES, 50, learning(10, GAMMA))
     player = Player(replay.own)
     assert not replay.ready
     player.play(9, (0, 0, 0))
@@ -215,7 +218,7 @@ def test_the_replay_is_ready_with_a_batch_of_rows_of_any_origin() -> None:
 
 
 def test_beginning_a_task_forgets_own_rows_and_former_lessons() -> None:
-    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    replay = Replay(SPACES, 50, learning(10, GAMMA))
     Player(replay.own).play(30)
     rows, _ = lesson(1)
     replay.begin([rows])
@@ -227,30 +230,30 @@ def test_beginning_a_task_forgets_own_rows_and_former_lessons() -> None:
 
 
 def test_memory_counts_lessons() -> None:
-    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    replay = Replay(SPACES, 50, learning(10, GAMMA))
     alone = replay.nbytes
     rows, _ = lesson(1)
     replay.begin([rows])
-    assert alone == replay.own.nbytes == 51 * (SPACES.row_bytes + TARGET_BYTES)
-    assert replay.nbytes == alone + len(rows["action"]) * (SPACES.row_bytes + TARGET_BYTES)
+    assert alone == replay.own.nbytes == 51 * SPACES.row_bytes
+    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
 
 
 def test_memory_counts_lessons_of_other_tasks_too() -> None:
-    replay = Replay(SPACES, 50, Recipe(10, GAMMA))
+    replay = Replay(SPACES, 50, learning(10, GAMMA))
     alone = replay.nbytes
     rows, _ = lesson(1)
     replay.begin([], {"Alien": rows})
-    assert replay.nbytes == alone + len(rows["action"]) * (SPACES.row_bytes + TARGET_BYTES)
+    assert replay.nbytes == alone + len(rows["action"]) * SPACES.row_bytes
 
 
 def test_own_rows_and_joined_rows_are_drawn_by_their_size() -> None:
     (small, few), (large, many) = lesson(1, 15), lesson(2, 60)
-    replay = Replay(SPACES, 50, Recipe(500, GAMMA))
+    replay = Replay(SPACES, 50, learning(500, GAMMA))
     player = Player(replay.own)
     player.play(30, (0, 0, 0))
     replay.join(small)
     replay.join(large)
-    expected = targets([few, many, player.moves[0]], replay.recipe)
+    expected = targets([few, many, player.moves[0]], replay.learn)
     rng, counts = np.random.default_rng(1), np.zeros(3)
     for _ in range(40):
         batch = replay.sample(rng)
@@ -264,12 +267,12 @@ def test_own_rows_and_joined_rows_are_drawn_by_their_size() -> None:
 @pytest.mark.parametrize(("foreign", "own"), [(1.0, 0), (0.5, 100), (0.25, 150), (0.0, 200)])
 def test_lessons_get_their_share_of_a_batch_divided_by_their_size(foreign: float, own: int) -> None:
     (small, few), (large, many) = lesson(1, 15), lesson(2, 60)
-    replay = Replay(SPACES, 50, Recipe(200, GAMMA))
+    replay = Replay(SPACES, 50, learning(200, GAMMA))
     replay.begin([small, large])
     player = Player(replay.own)
     player.play(30, (0, 0, 0))
     replay.lesson_fraction = foreign
-    expected = targets([few, many, player.moves[0]], replay.recipe)
+    expected = targets([few, many, player.moves[0]], replay.learn)
     rng, counts = np.random.default_rng(1), np.zeros(3)
     for _ in range(60):
         batch = replay.sample(rng)
@@ -284,30 +287,30 @@ def test_lessons_get_their_share_of_a_batch_divided_by_their_size(foreign: float
 
 def test_without_own_rows_the_whole_batch_comes_from_lessons() -> None:
     rows, moves = lesson(1)
-    replay = Replay(SPACES, 50, Recipe(200, GAMMA))
+    replay = Replay(SPACES, 50, learning(200, GAMMA))
     replay.begin([rows])
     replay.lesson_fraction = 0.25
-    assert_agrees(replay.sample(np.random.default_rng(1)), targets([moves], replay.recipe))
+    assert_agrees(replay.sample(np.random.default_rng(1)), targets([moves], replay.learn))
 
 
 def test_lessons_of_other_tasks_are_drawn_apart_and_under_their_names() -> None:
-    replay = Replay(SPACES, 50, Recipe(50, GAMMA))
+    replay = Replay(SPACES, 50, learning(50, GAMMA))
     (mine, my_moves), (alien, alien_moves), (krull, krull_moves) = (lesson(k) for k in (1, 2, 3))
     replay.begin([mine], {"Krull": krull, "Alien": alien})
     expected = {"Alien": alien_moves, "Krull": krull_moves}
     rng, names = np.random.default_rng(1), set()
     for _ in range(20):
         batch = replay.sample_other(rng)
-        assert_agrees(batch, targets([expected[batch.task]], replay.recipe))
+        assert_agrees(batch, targets([expected[batch.task]], replay.learn))
         names.add(batch.task)
-        assert_agrees(replay.sample(rng), targets([my_moves], replay.recipe))
+        assert_agrees(replay.sample(rng), targets([my_moves], replay.learn))
     assert names == {"Alien", "Krull"}
     replay.begin([mine])
     assert not replay.others
 
 
 def test_rewards_of_a_lesson_are_scaled_by_its_own_rewards() -> None:
-    recipe = Recipe(100, GAMMA, 3, "scale")
+    recipe = learning(100, GAMMA, 3, "scale")
     rows, moves = lesson(1, 30)
     replay = Replay(SPACES, 50, recipe)
     replay.begin([rows])
@@ -316,7 +319,7 @@ def test_rewards_of_a_lesson_are_scaled_by_its_own_rewards() -> None:
 
 
 def test_samples_are_uniform() -> None:
-    replay = Replay(SPACES, 40, Recipe(500, GAMMA, 3))
+    replay = Replay(SPACES, 40, learning(500, GAMMA, 3))
     Player(replay.own).play(100, (0.1, 0, 0.1))
     rng = np.random.default_rng(4)
     counts: dict[int, int] = {}
@@ -328,7 +331,7 @@ def test_samples_are_uniform() -> None:
 
 
 def test_the_same_stream_draws_the_same_batches() -> None:
-    replay = Replay(SPACES, 40, Recipe(20, GAMMA, 3))
+    replay = Replay(SPACES, 40, learning(20, GAMMA, 3))
     Player(replay.own).play(100)
     first = replay.sample(np.random.default_rng(4)).states.copy()
     assert np.array_equal(first, replay.sample(np.random.default_rng(4)).states)
@@ -345,9 +348,9 @@ def assert_same_draws(left: Replay, right: Replay) -> None:
 
 def restored(replay: Replay, capacity: int) -> Replay:
     """As a checkpoint does it: the lessons are taken in anew, own rows come back."""
-    again = Replay(SPACES, capacity, replay.recipe)
-    others = {task: rows.export_all() for task, rows in replay.others.items()}
-    again.begin([rows.export_all() for rows in replay.lessons], others)
+    again = Replay(SPACES, capacity, replay.learn)
+    others = {task: rows.export() for task, rows in replay.others.items()}
+    again.begin([rows.export() for rows in replay.lessons], others)
     again.own.load_state_dict(
         {name: column.copy() for name, column in replay.own.state_dict().items()}
     )
@@ -357,7 +360,7 @@ def restored(replay: Replay, capacity: int) -> Replay:
 
 @pytest.mark.parametrize("lessons", [0, 1, 3])
 def test_a_restored_replay_draws_the_same_batches(lessons: int) -> None:
-    replay = Replay(SPACES, 30, Recipe(50, GAMMA, 3))
+    replay = Replay(SPACES, 30, learning(50, GAMMA, 3))
     replay.begin([lesson(seed, 10 * seed)[0] for seed in range(1, lessons + 1)])
     Player(replay.own, seed=8).play(77)
     again = restored(replay, 30)
@@ -366,7 +369,7 @@ def test_a_restored_replay_draws_the_same_batches(lessons: int) -> None:
 
 
 def test_a_restored_replay_has_its_share_its_other_tasks_and_its_scale() -> None:
-    replay = Replay(SPACES, 30, Recipe(50, GAMMA, 3, "scale"))
+    replay = Replay(SPACES, 30, learning(50, GAMMA, 3, "scale"))
     others = {"ns/Krull-v0": lesson(2)[0], "Alien": lesson(3)[0]}
     replay.begin([lesson(1)[0]], others)
     Player(replay.own, seed=8).play(77)
@@ -383,20 +386,20 @@ def test_a_restored_replay_has_its_share_its_other_tasks_and_its_scale() -> None
 
 
 def test_a_replay_of_lessons_alone_can_be_restored() -> None:
-    replay = Replay(SPACES, 30, Recipe(50, GAMMA))
+    replay = Replay(SPACES, 30, learning(50, GAMMA))
     replay.begin([lesson(1)[0]])
     assert_same_draws(replay, restored(replay, 30))
 
 
 def test_more_than_ten_lessons_come_back_in_their_order() -> None:
-    replay = Replay(SPACES, 30, Recipe(50, GAMMA))
+    replay = Replay(SPACES, 30, learning(50, GAMMA))
     replay.begin([lesson(seed, 5 + seed)[0] for seed in range(1, 13)])
     assert_same_draws(replay, restored(replay, 30))
 
 
 def test_frames_stored_once_are_drawn_as_the_stacks_that_the_agent_saw() -> None:
     spaces, rng = Spaces((6,), "<f4", 2, stack=3), np.random.default_rng(4)
-    replay = Replay(spaces, 80, Recipe(16, 0.9, n_step=2), streams=2)
+    replay = Replay(spaces, 80, learning(16, 0.9, n_step=2), streams=2)
     seen: dict[float, list[float]] = {}  # by the number of the newest frame: the whole stack
     stacks = [np.zeros(3), np.zeros(3)]
 

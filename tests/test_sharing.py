@@ -28,7 +28,7 @@ from canal_mpi.errors import UsageError, lookup
 from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, FetchResult, Link
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import POLICIES
-from canal_mpi.rank.build import embedder, recipe
+from canal_mpi.rank.build import embedder
 from canal_mpi.topology.graphs import full
 
 
@@ -48,7 +48,7 @@ class _Side:
             job, number, link, policy, record, embedder(job, WALK), lambda round_, task: peers
         )
         self.sharing.begin(RIGHT, 3)
-        self.replay = Replay(WALK, job.replay.buffer_size, recipe(job))
+        self.replay = Replay(WALK, job.replay.buffer_size, job.learn)
         self.begin()
 
     def begin(self) -> None:
@@ -71,7 +71,7 @@ class _Side:
         return [number for numbers in self.arrived() for number in numbers]
 
     def arrived(self) -> list[list[int]]:
-        return [moves(lesson.export_all()) for lesson in self.replay.lessons]
+        return [moves(lesson.export()) for lesson in self.replay.lessons]
 
 
 def _offers() -> list[FetchResult]:

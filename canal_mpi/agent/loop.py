@@ -278,7 +278,7 @@ class Agent:
         """Play at random for a while to see what this task is like."""
         self.record.phase("probing")
         env, steps = self.envs(self.task, "probe", self.number), self.job.share.probe
-        rng, scratch = self.stream("probe"), Replay(self.replay.spaces, steps, self.replay.recipe)
+        rng, scratch = self.stream("probe"), Replay(self.replay.spaces, steps, self.replay.learn)
         scratch.own.start(env.reset())
         for _ in range(steps):
             actions = rng.integers(self.replay.spaces.actions, size=env.count)
@@ -287,7 +287,7 @@ class Agent:
             self.record.probe_steps += env.count
             self.record.beat()
         env.close()
-        return self.sharing.embedding(scratch.own.export_all(), rng)
+        return self.sharing.embedding(scratch.own.export(), rng)
 
     def schedule_for(self, lessons: list[Lesson]) -> TaskSchedule:
         """What the chosen mode does with lessons of this very task; without one it plays."""
@@ -346,7 +346,7 @@ class Agent:
         if self.job.rehearsal.rows:
             rows = [lesson.rows for lesson in lessons if lesson.offer.task == self.task]
             if len(self.replay.own):
-                rows.append(self.replay.own.export_all())
+                rows.append(self.replay.own.export())
             values, rng = self.learner.q_values, self.stream("memory")
             self.rehearsal.keep(self.task, one_after_another(rows), values, rng)
         self.replay.lesson_fraction = 1.0

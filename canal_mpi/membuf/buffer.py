@@ -1,107 +1,13 @@
-"""The n-step target of every row, known before the row is drawn.
+"""Rows of play, each frame stored once."""
 
-A row's target is the sum of the next rewards and a place further on from which to bootstrap. Both
-are worked out once, when the rows after it are stored, instead of every time it is drawn.
-"""
-
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from math import prod
 
 import numpy as np
 
-from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Array, Columns, Spaces, Step
+from canal_mpi.interfaces import LAST, TERMINATED, TRUNCATED, Array, Columns, Spaces, Step
 
-TARGET_BYTES = 5  # of a row
 ENDS = TERMINATED | LAST  # flags of a row that the next one does not follow
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How rows become learning targets."""
-
-    batch: int
-    gamma: float
-    n_step: int = 1
-    reward: str = "clip"
-    terminal_on_life_loss: bool = True
-
-    @property
-    def stops(self) -> int:
-        """Flags that stop bootstrapping."""
-        return TERMINATED | LIFE if self.terminal_on_life_loss else TERMINATED
-
-    def powers(self) -> Array:
-        """The discounts of 0, 1, … n steps."""
-        factors = np.full(self.n_step + 1, self.gamma, dtype=np.float32)
-        factors[0] = 1
-        found: Array = np.multiply.accumulate(factors)
-        return found
-
-
-class Targets:
-    """Sums of rewards and how far they reach, for rows that are added one after the other."""
-
-    def __init__(self, rows: int, recipe: Recipe, streams: int = 1) -> None:
-        self.recipe, self._stops = recipe, recipe.stops
-        self.total = np.zeros(rows, dtype=np.float32)
-        self.reach = np.zeros(rows, dtype=np.uint8)  # twice the steps, and 1 if it bootstraps
-        self._powers = recipe.powers().tolist()
-        bootstraps = np.tile(np.array([0, 1], dtype=np.float32), len(self._powers))
-        self.discounts = np.repeat(recipe.powers(), 2) * bootstraps  # by reach
-        self._growing: list[list[int]] = [[] for _ in range(streams)]  # newest first
-
-    def add(self, stream: int, row: int, reward: float, flags: int) -> None:
-        """A row was stored: its own target begins, those of the rows before it grow."""
-        if self.recipe.reward == "clip":
-            reward = (reward > 0) - (reward < 0)
-        goes_on = (flags & self._stops) == 0
-        growing = self._growing[stream]
-        growing.insert(0, row)
-        self.total[row] = 0
-        for steps, earlier in enumerate(growing):
-            if reward:
-                self.total[earlier] += np.float32(self._powers[steps]) * np.float32(reward)
-            self.reach[earlier] = 2 * (steps + 1) + goes_on
-        if not goes_on or flags & TRUNCATED:
-            growing.clear()
-        else:
-            del growing[self.recipe.n_step - 1 :]
-
-    def close(self, stream: int) -> None:
-        """What follows has nothing to do with the rows before."""
-        self._growing[stream].clear()
-
-    def find(
-        self, rows: Array, after: Callable[[Array], Array], reward: Array, flags: Array
-    ) -> None:
-        """Work out the targets of these rows from the columns; `after` gives the row behind."""
-        last, going = rows, np.ones(len(rows), dtype=bool)
-        total, steps = self._worth(reward[rows]), np.ones(len(rows), dtype=np.uint8)
-        for power in self._powers[1:-1]:
-            following = after(last)
-            going &= (flags[last] & (self._stops | TRUNCATED)) == 0
-            going &= (flags[following] & LAST) == 0
-            last = np.where(going, following, last)
-            total += np.where(going, np.float32(power) * self._worth(reward[last]), np.float32(0))
-            steps += going
-        self.total[rows] = total
-        self.reach[rows] = 2 * steps + ((flags[last] & self._stops) == 0)
-
-    def _worth(self, reward: Array) -> Array:
-        return np.sign(reward) if self.recipe.reward == "clip" else reward
-
-    def grow_from(self, stream: int, rows: list[int], flags: Array) -> None:
-        """Go on after a restore; `rows` are the stream's, newest first."""
-        growing = self._growing[stream]
-        growing.clear()
-        for row in rows[: self.recipe.n_step - 1]:
-            if flags[row] & (self._stops | TRUNCATED | LAST):
-                return
-            growing.append(row)
-
-
-FOUND_AT_ONCE = 65536  # rows whose targets are worked out together
 
 
 def observations(rows: Columns, spaces: Spaces) -> Array:
@@ -126,48 +32,30 @@ class Buffer:
         self.spaces = spaces
         self.region = max(capacity // streams, 2) + 1  # one row more for the open end
         rows = self.region * streams
+        self.columns: Columns = {
+            "state": np.zeros((rows, *spaces.frame_shape), dtype=spaces.dtype),
+            "action": np.zeros(rows, dtype=np.uint8),
+            "reward": np.zeros(rows, dtype=np.float32),
+            "flags": np.full(rows, LAST, dtype=np.uint8),  # nothing leads to what was never stored
+        }  # and q_values of each row, if they are to be distilled
+        state, self.action, self.reward, self.flags = self.columns.values()
         self.frame_size = prod(spaces.frame_shape)
-        self.state_rows: Array = np.zeros((rows, self.frame_size), dtype=spaces.dtype)
-        self.action = np.zeros(rows, dtype=np.uint8)
-        self.reward = np.zeros(rows, dtype=np.float32)
-        self.flags = np.full(rows, LAST, dtype=np.uint8)  # nothing leads to what was never stored
+        self.state_rows = state.reshape(rows, self.frame_size)
         self.cursor = np.zeros(streams, dtype=np.int64)  # the open row, counted in its region
         self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
         self.base = np.arange(streams, dtype=np.int64) * self.region
         self._used = 0  # rows from the first on that were ever written
         self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
         self._length = 0  # of all streams
-        self.targets: Targets | None = None
-        self.q_values: Array | None = None  # of each row, to be distilled
 
     def __len__(self) -> int:
         """Rows that can be drawn."""
         return self._length
 
-    def track(self, recipe: Recipe) -> "Buffer":
-        """Know the targets of all rows by this recipe from now on."""
-        self.targets = Targets(len(self.flags), recipe, len(self.base))
-        self._find_targets()
-        return self
-
-    def _find_targets(self) -> None:
-        if self.targets is None:
-            return
-        for start in range(0, self._used, FOUND_AT_ONCE):
-            rows = np.arange(start, min(start + FOUND_AT_ONCE, self._used))
-            self.targets.find(rows, self.after, self.reward, self.flags)
-        for stream in range(len(self.base)):
-            self.targets.grow_from(stream, self._newest(stream, 300)[-2::-1].tolist(), self.flags)
-
     @property
     def nbytes(self) -> int:
         """Memory of a full buffer."""
-        columns = [self.state_rows, self.action, self.reward, self.flags]
-        if self.targets is not None:
-            columns += [self.targets.total, self.targets.reach]
-        if self.q_values is not None:
-            columns.append(self.q_values)
-        return sum(column.nbytes for column in columns)
+        return sum(column.nbytes for column in self.columns.values())
 
     @classmethod
     def of_lesson(cls, spaces: Spaces, rows: Columns) -> "Buffer":
@@ -175,14 +63,14 @@ class Buffer:
         their Q-values if it has them."""
         total = len(rows["action"])
         buffer = cls(spaces, max(total - 1, 2))
-        buffer.state_rows[:total] = rows["state"].reshape(total, -1)
-        for name in ("action", "reward", "flags"):
-            getattr(buffer, name)[:total] = rows[name]
+        for name, column in buffer.columns.items():
+            column[:total] = rows[name]
+        if "q_values" in rows:
+            buffer.columns["q_values"] = rows["q_values"]
         buffer.cursor[0] = buffer.count[0] = buffer._length = total - 1
         buffer._used = total
         rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
         buffer._squares[:] = np.square(rewards).sum(), len(rewards)
-        buffer.q_values = rows.get("q_values")
         return buffer
 
     @property
@@ -198,7 +86,6 @@ class Buffer:
         self.flags[:] = LAST
         self._used = self._length = 0
         self._squares[:] = 0
-        self._break_targets()
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream."""
@@ -207,16 +94,10 @@ class Buffer:
 
     def break_off(self, obs: Array) -> None:
         """Play stops in the middle and begins anew elsewhere."""
-        self._break_targets()
         for stream in range(len(self.base)):
             if self.count[stream]:
                 self._advance(stream)  # what was seen last stays as the end of its episode
             self._open(stream, obs[stream])
-
-    def _break_targets(self) -> None:
-        if self.targets is not None:
-            for stream in range(len(self.base)):
-                self.targets.close(stream)
 
     def add(self, actions: Array, step: Step) -> None:
         """Store one step of every stream and open the row of the state it led to."""
@@ -229,8 +110,6 @@ class Buffer:
             if reward:
                 self._squares += reward * reward, 1
             self.flags[row] = flags
-            if self.targets is not None:
-                self.targets.add(stream, row, reward, flags)
             self._advance(stream)
             self._open(stream, step.obs[stream])
             if flags & TRUNCATED:
@@ -277,33 +156,18 @@ class Buffer:
         rows: Array = self.base[stream] + (oldest + place) % self.region
         return rows
 
-    def after(self, rows: Array) -> Array:
-        """The row behind each row, inside its region."""
-        following: Array = rows + 1
-        following[following % self.region == 0] -= self.region
-        return following
-
-    def export_all(self) -> Columns:
-        """All rows, oldest first, every stream closed by a LAST row."""
-        return self.export(len(self.flags))
-
-    def export(self, most: int) -> Columns:
+    def export(self, most: int | None = None) -> Columns:
         """The newest rows, at most `most`, oldest first, every stream closed by a LAST row."""
-        each = most // len(self.base)
-        picks = [self._newest(stream, each) for stream in range(len(self.base))]
-        return self._columns(np.concatenate(picks))
+        each = len(self.flags) if most is None else most // len(self.base)
+        return self._export(range(len(self.base)), each)
 
     def export_streams(self) -> list[Columns]:
         """All rows of each stream apart, oldest first, closed by a LAST row."""
-        return [self._columns(self._newest(k, len(self.flags))) for k in range(len(self.base))]
+        return [self._export([stream], len(self.flags)) for stream in range(len(self.base))]
 
-    def _columns(self, rows: Array) -> Columns:
-        return {
-            "state": self.state_rows[rows].reshape(-1, *self.spaces.frame_shape),
-            "action": self.action[rows],
-            "reward": self.reward[rows],
-            "flags": self.flags[rows],
-        } | ({} if self.q_values is None else {"q_values": self.q_values[rows]})
+    def _export(self, streams: Iterable[int], most: int) -> Columns:
+        rows = np.concatenate([self._newest(stream, most) for stream in streams])
+        return {name: column[rows] for name, column in self.columns.items()}
 
     def _newest(self, stream: int, most: int) -> Array:
         count = min(int(self.count[stream]), max(most - 1, 0))
@@ -319,24 +183,15 @@ class Buffer:
 
     def state_dict(self) -> Columns:
         """Everything needed to go on with the same bits."""
-        used = self._used
-        return {
-            "state": self.state_rows[:used],
-            "action": self.action[:used],
-            "reward": self.reward[:used],
-            "flags": self.flags[:used],
-            "cursor": self.cursor.copy(),
-            "count": self.count.copy(),
-            "squares": self._squares.copy(),
-        }
+        held = {name: column[: self._used] for name, column in self.columns.items()}
+        places = {"cursor": self.cursor.copy(), "count": self.count.copy()}
+        return held | places | {"squares": self._squares.copy()}
 
     def load_state_dict(self, state: Columns) -> None:
-        """Take back what `state` gave."""
-        used = self._used = len(state["action"])
-        self.state_rows[:used] = state["state"]
-        for name in ("action", "reward", "flags"):
-            getattr(self, name)[:used] = state[name]
+        """Take back what `state_dict` gave."""
+        self._used = len(state["action"])
+        for name, column in self.columns.items():
+            column[: self._used] = state[name]
         self.cursor[:], self.count[:] = state["cursor"], state["count"]
         self._squares[:] = state["squares"]
         self._length = int(self.count.sum())
-        self._find_targets()

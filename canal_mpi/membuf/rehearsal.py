@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from canal_mpi.interfaces import Array, Batch, Columns, Spaces
-from canal_mpi.membuf.buffer import TARGET_BYTES, Buffer, observations
+from canal_mpi.membuf.buffer import Buffer, observations
 from canal_mpi.membuf.replay import Sampler
 from canal_mpi.membuf.selection import choose
 
@@ -23,7 +23,7 @@ class Rehearsal:
     @property
     def nbytes(self) -> int:
         """Memory of full reservoirs."""
-        return self.most * (self.spaces.row_bytes + TARGET_BYTES + 4 * self.spaces.actions)
+        return self.most * (self.spaces.row_bytes + 4 * self.spaces.actions)
 
     def keep(
         self,
@@ -36,7 +36,7 @@ class Rehearsal:
         self.tasks.pop(task, None)
         room = self.most // (len(self.tasks) + 1)
         for other, buffer in list(self.tasks.items()):
-            self._put(other, choose(buffer.export_all(), room, rng))
+            self._put(other, choose(buffer.export(), room, rng))
         picked = choose(rows, room, rng)
         if len(picked["flags"]) > 1:
             self._put(task, with_q_values(picked, self.spaces, q_values))
@@ -44,7 +44,7 @@ class Rehearsal:
     def _put(self, task: str, rows: Columns) -> None:
         self.tasks.pop(task, None)
         if len(rows["flags"]) > 1:
-            self.tasks[task] = Buffer.of_lesson(self.spaces, rows).track(self.sampler.recipe)
+            self.tasks[task] = Buffer.of_lesson(self.spaces, rows)
 
     def others(self, current: str) -> list[str]:
         """Old tasks that can be rehearsed."""
@@ -54,7 +54,7 @@ class Rehearsal:
         """A batch of one old task, each equally likely."""
         others = self.others(current)
         task = others[int(rng.integers(len(others)))]
-        parts = [(self.tasks[task], self.sampler.recipe.batch)]
+        parts = [(self.tasks[task], self.sampler.learn.batch_size)]
         return self.sampler.sample(parts, rng)._replace(task=task)
 
     def state_dict(self) -> Columns:
@@ -62,7 +62,7 @@ class Rehearsal:
         return {
             f"{k:03d}/{task}/{name}": column
             for k, (task, buffer) in enumerate(self.tasks.items())
-            for name, column in buffer.export_all().items()
+            for name, column in buffer.export().items()
         }
 
     def load_state_dict(self, state: Columns) -> None:

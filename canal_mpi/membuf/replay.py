@@ -1,16 +1,27 @@
 """Draws batches: from the agent's own rows, from lessons, or from both."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import Array, Batch, Columns, Spaces
-from canal_mpi.membuf.buffer import ENDS, Buffer, Recipe
+from canal_mpi.interfaces import (
+    LAST,
+    LIFE,
+    TERMINATED,
+    TRUNCATED,
+    Array,
+    Batch,
+    Columns,
+    Spaces,
+)
+from canal_mpi.membuf.buffer import ENDS, Buffer
+from canal_mpi.settings import LearnConfig
 from canal_mpi.state import compiled, inlined
 
-ONE = np.float32(1)
+ZERO, ONE = np.float32(0), np.float32(1)
 
 
 @inlined
@@ -25,83 +36,91 @@ def _copy_stack(state: Any, flags: Any, region: int, row: int, into: Any) -> Non
             row = before
 
 
-@compiled
+@partial(compiled, fastmath=False)  # sums of rewards keep their order and rounding
 def _copy_rows(
     rows: Any,
     state: Any,
     flags: Any,
     action: Any,
-    total: Any,
-    reach: Any,
-    discounts: Any,
+    reward: Any,
+    powers: Any,
+    stops: int,
+    clips: bool,
     scale: np.float32,
     region: int,
     into: Any,
     start: int,
 ) -> None:
-    """Copy rows with their targets to a batch, from its row `start` on."""
-    states, actions, returns, next_states, factors = into
+    """Copy rows with their n-step targets to a batch, from its row `start` on.
+
+    `powers` are the discounts of 0, 1, … n steps, `stops` the flags that stop bootstrapping.
+    """
+    states, actions, returns, next_states, discounts = into
     for k in range(len(rows)):
-        row, place = rows[k], start + k
-        following = row + (reach[row] >> 1)
-        if following // region != row // region:  # rows go on at the start of their region
-            following -= region
+        row, place, total, steps = rows[k], start + k, ZERO, 0
+        last, following, end = row, row, (row // region + 1) * region
+        while steps == 0 or (steps < len(powers) - 1 and flags[following] & LAST == 0):
+            last = following
+            total += powers[steps] * (np.sign(reward[last]) if clips else reward[last])
+            steps += 1
+            following = last + 1 if last + 1 < end else end - region
+            if flags[last] & (stops | TRUNCATED):
+                break
         _copy_stack(state, flags, region, row, states[place])
         _copy_stack(state, flags, region, following, next_states[place])
-        actions[place], factors[place] = action[row], discounts[reach[row]]
-        returns[place] = total[row] / scale
+        actions[place], returns[place] = action[row], total / scale
+        discounts[place] = ZERO if flags[last] & stops else powers[steps]
 
 
 class Sampler:
     """Fills one preallocated batch; its arrays are used again by the next call."""
 
-    def __init__(self, spaces: Spaces, recipe: Recipe) -> None:
-        self.recipe = recipe
-        shape = (recipe.batch, prod(spaces.shape))
+    def __init__(self, spaces: Spaces, learn: LearnConfig) -> None:
+        self.learn, batch = learn, learn.batch_size
         self._batch = Batch(
-            states=np.zeros(shape, dtype=spaces.dtype),
-            actions=np.zeros(recipe.batch, dtype=np.int64),
-            returns=np.zeros(recipe.batch, dtype=np.float32),
-            next_states=np.zeros(shape, dtype=spaces.dtype),
-            discounts=np.zeros(recipe.batch, dtype=np.float32),
+            states=np.zeros((batch, prod(spaces.shape)), dtype=spaces.dtype),
+            actions=np.zeros(batch, dtype=np.int64),
+            returns=np.zeros(batch, dtype=np.float32),
+            next_states=np.zeros((batch, prod(spaces.shape)), dtype=spaces.dtype),
+            discounts=np.zeros(batch, dtype=np.float32),
         )
         self._columns = tuple(self._batch)[:5]
+        powers = np.full(learn.n_step + 1, learn.gamma, dtype=np.float32)
+        powers[0] = 1
+        stops = TERMINATED | LIFE if learn.terminal_on_life_loss else TERMINATED
+        self._rule = (np.multiply.accumulate(powers), stops, learn.reward == "clip")
 
     def sample(self, parts: Sequence[tuple[Buffer, int]], rng: np.random.Generator) -> Batch:
         """A batch with so many rows of each buffer; with Q-values where all buffers have them."""
         start, q_values = 0, []
         for buffer, number in parts:
             rows = buffer.draw(rng, number)
-            self.fill(buffer, rows, slice(start, start + number))
+            self.fill(buffer, rows, start)
             start += number
-            if buffer.q_values is not None:
-                q_values.append(buffer.q_values[rows])
+            if "q_values" in buffer.columns:
+                q_values.append(buffer.columns["q_values"][rows])
         if len(q_values) < len(parts):
             return self._batch
         return self._batch._replace(stored_q=np.concatenate(q_values))
 
-    def fill(self, buffer: Buffer, rows: Array, where: slice) -> Batch:
-        """Write the n-step transitions that start at `rows` into a part of the batch."""
-        targets = buffer.targets
-        if targets is None or targets.recipe != self.recipe:
-            raise ValueError("the buffer does not keep track of the targets that are asked for")
-        scale = buffer.reward_scale if self.recipe.reward == "scale" else ONE
-        known = (targets.total, targets.reach, targets.discounts)
-        played = (buffer.state_rows, buffer.flags, buffer.action)
-        _copy_rows(rows, *played, *known, scale, buffer.region, self._columns, where.start)
+    def fill(self, buffer: Buffer, rows: Array, start: int = 0) -> Batch:
+        """Write the n-step transitions that start at `rows` into the batch, from `start` on."""
+        played = (buffer.state_rows, buffer.flags, buffer.action, buffer.reward)
+        scale = buffer.reward_scale if self.learn.reward == "scale" else ONE
+        _copy_rows(rows, *played, *self._rule, scale, buffer.region, self._columns, start)
         return self._batch
 
 
 class Replay:
     """The rows an agent learns its current task from."""
 
-    def __init__(self, spaces: Spaces, capacity: int, recipe: Recipe, streams: int = 1) -> None:
-        self.spaces, self.recipe = spaces, recipe
-        self.own = Buffer(spaces, capacity, streams).track(recipe)
+    def __init__(self, spaces: Spaces, capacity: int, learn: LearnConfig, streams: int = 1) -> None:
+        self.spaces, self.learn = spaces, learn
+        self.own = Buffer(spaces, capacity, streams)
         self.lessons: list[Buffer] = []
         self.others: dict[str, Buffer] = {}  # lessons of other tasks
         self.lesson_fraction = 1.0  # part of a batch that comes from lessons
-        self.sampler = Sampler(spaces, recipe)
+        self.sampler = Sampler(spaces, learn)
 
     @property
     def nbytes(self) -> int:
@@ -112,23 +131,20 @@ class Replay:
     def begin(self, lessons: Sequence[Columns], others: Mapping[str, Columns] = {}) -> None:
         """Start a task: own rows are forgotten, lessons of it and of other tasks taken in."""
         self.own.clear()
-        self.lessons = [self._lesson(rows) for rows in lessons]
-        self.others = {task: self._lesson(rows) for task, rows in others.items()}
+        self.lessons = [Buffer.of_lesson(self.spaces, rows) for rows in lessons]
+        self.others = {task: Buffer.of_lesson(self.spaces, rows) for task, rows in others.items()}
         self.lesson_fraction = 1.0
 
     def join(self, rows: Columns) -> None:
         """Take in rows that another agent played meanwhile; all rows count alike."""
-        self.lessons.append(self._lesson(rows))
+        self.lessons.append(Buffer.of_lesson(self.spaces, rows))
         others = sum(map(len, self.lessons))
         self.lesson_fraction = others / (others + len(self.own))
-
-    def _lesson(self, rows: Columns) -> Buffer:
-        return Buffer.of_lesson(self.spaces, rows).track(self.recipe)
 
     @property
     def ready(self) -> bool:
         """Whether there is a lesson, or at least a batch of own rows, to learn from."""
-        return bool(self.lessons) or len(self.own) >= self.recipe.batch
+        return bool(self.lessons) or len(self.own) >= self.learn.batch_size
 
     def sample(self, rng: np.random.Generator) -> Batch:
         """One batch of the current task."""
@@ -138,12 +154,12 @@ class Replay:
         """One batch of a lesson of another task."""
         names = sorted(self.others)
         task = names[int(rng.integers(len(names)))]
-        parts = [(self.others[task], self.recipe.batch)]
+        parts = [(self.others[task], self.learn.batch_size)]
         return self.sampler.sample(parts, rng)._replace(task=task)
 
     def _parts(self, rng: np.random.Generator) -> list[tuple[Buffer, int]]:
         """How many rows of each source: lessons get their share, among them by their rows."""
-        batch = self.recipe.batch
+        batch = self.learn.batch_size
         if not self.lessons:
             return [(self.own, batch)]
         own = round(batch * (1 - self.lesson_fraction)) if len(self.own) else 0

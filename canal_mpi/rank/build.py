@@ -36,7 +36,7 @@ from canal_mpi.interfaces import (
     Step,
 )
 from canal_mpi.learn import ALGORITHMS
-from canal_mpi.membuf.buffer import Buffer, Recipe
+from canal_mpi.membuf.buffer import Buffer
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay, Sampler
@@ -78,7 +78,7 @@ def compile_ahead(job: Job, spaces: Spaces, beat: Callable[[], None]) -> None:
         return
     with _compiling_alone(beat), while_compiling(beat):
         learner = make_learner(job, 0, spaces, job.tasks[0])
-        replay = Replay(spaces, 2 * job.learn.n_step, replace(recipe(job), batch=2))
+        replay = Replay(spaces, 2 * job.learn.n_step, replace(job.learn, batch_size=2))
         obs, zero = np.zeros((1, *spaces.shape), dtype=spaces.dtype), np.zeros(1)
         replay.own.start(obs)
         for _ in range(2 * job.learn.n_step):
@@ -131,23 +131,17 @@ def load_learner(learner: Learner, job: Job, agent: int) -> None:
         ) from error
 
 
-def recipe(job: Job) -> Recipe:
-    """How the job turns rows into targets."""
-    c = job.learn
-    return Recipe(c.batch_size, c.gamma, c.n_step, c.reward, c.terminal_on_life_loss)
-
-
 def embedder(job: Job, spaces: Spaces) -> Embed:
     """How the policy turns play into an embedding."""
     if job.share.policy == "wasserstein":
         return lambda rows, rng: play_embedding(rows, spaces.actions)
 
-    sampler = Sampler(spaces, replace(recipe(job), gamma=0.0, n_step=1))
+    sampler = Sampler(spaces, replace(job.learn, gamma=0.0, n_step=1))
 
     def simnet(rows: Columns, rng: np.random.Generator) -> Array:
         from canal_mpi.learn.simnet import train_simnet
 
-        parts = [(Buffer.of_lesson(spaces, rows).track(sampler.recipe), job.learn.batch_size)]
+        parts = [(Buffer.of_lesson(spaces, rows), job.learn.batch_size)]
         return train_simnet(spaces, job, lambda: sampler.sample(parts, rng))
 
     return simnet
@@ -169,7 +163,7 @@ def make_agent(
 ) -> Agent:
     """An agent with everything it needs; `envs` says who plays its environments."""
     spaces = spaces or common_spaces(job.tasks, job.task)
-    replay = Replay(spaces, job.replay.buffer_size, recipe(job), job.train.num_envs)
+    replay = Replay(spaces, job.replay.buffer_size, job.learn, job.train.num_envs)
     record = Recorder(sink, beat, number, spaces.row_bytes, throttle)
     link, policy = new_link(record.moved), lookup("policy", job.share.policy, POLICIES)
     return Agent(
