@@ -110,8 +110,8 @@ def test_evaluations_of_the_current_task_alone_tell_what_was_learnt(tmp_path: Pa
 
     run = Measured(load(write_run(tmp_path / "a", score=current)))
     found = run.measures()
-    assert np.isfinite(found["performance/learnt"].overall)
-    assert np.isnan(found["performance/average"].overall)
+    assert np.isfinite(found["performance/learnt"].single)
+    assert np.isnan(found["performance/average"].single)
 
 
 def test_a_run_that_goes_on_is_measured_up_to_the_last_whole_round(tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def forgetting(measured: Measured) -> Shown:
 
 def zero_shot(measured: Measured) -> tuple[str, list[LeftOut]]:
     """What learning other tasks did to tasks still to come, in a sentence, or what that needs."""
-    change = measured.measures()["transfer/zero_shot"].overall
+    change = measured.measures()["transfer/zero_shot"].single
     if np.isnan(change):
         needs = TRANSFER_NEEDS if measured.rounds_done > 1 else "it needs at least two rounds"
         return "", [LeftOut("Zero-shot transfer", needs)]

@@ -4,7 +4,7 @@ Agents of one run share what they learnt, so scores of a seed are means over its
 [seed, task] where nothing else is said; what can't be told is NaN.
 """
 
-from math import inf, isfinite, isnan, nan
+from math import inf, isfinite, isnan
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,8 @@ from canal_mpi.interfaces import Array
 from canal_mpi.results.measures import UNKNOWN as UNKNOWN
 from canal_mpi.results.measures import Interval as Interval
 from canal_mpi.results.measures import bootstrap as bootstrap
+from canal_mpi.results.measures import ratio as ratio
 from canal_mpi.results.reader import Run
-
-
-def ratio(part: Any, whole: Any) -> Any:
-    """A ratio; NaN where the whole is not above 0, so that it would mean nothing."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(np.greater(whole, 0), np.divide(part, whole), nan)[()]
 
 
 def mean_score(scores: Array) -> Any:

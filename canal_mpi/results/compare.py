@@ -1,30 +1,26 @@
 """Several runs beside each other: the measures between runs, groups of equal jobs, and what one
 group gains over another."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any
 
 import numpy as np
 
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Array
-from canal_mpi.results.measures import (
-    Evaluations,
-    Scale,
-    instant_reward,
-    mean,
-    mean_where,
-    natural_scale,
-)
+from canal_mpi.results import measures as m
+from canal_mpi.results.measures import Scale, instant_reward, mean, ratio
 from canal_mpi.results.reader import Run
 
 TOLD = (0.5, 0.8, 1.0)  # the p of TA(p)
 FEWER = "× fewer steps to {:.0f} % of the score {}"  # TA(p) in words
 NAMES = {"seed", "name", "preset", "report"}  # settings that don't make another experiment
+POINTS = 101  # of a learning curve
 
 
-class Measured(Evaluations):
+class Measured(m.Evaluations):
     """A run with its normalised evaluations and learning curves."""
 
     def __init__(self, run: Run, scale: Scale | None = None) -> None:
@@ -37,27 +33,18 @@ class Measured(Evaluations):
         end = self.P[:, -1]
         return self.learnt if np.isnan(end).all() else end
 
-    def final_score(self, task: str) -> float:
-        """Mean score on a task right after it was learnt, in game points."""
-        table = self.run["tasks"]
-        return mean(table["score"][table["task"] == task])
-
-    def curve(self, agent: int, task: int) -> tuple[Array, Array]:
-        """Own steps on a task and normalised scores: evaluations before, inside and after it."""
-        table, run = self.run["curve"], self.run
-        here = (table["agent"] == run.agents[agent]) & (table["task"] == run.tasks[task])
-        steps = table["env_steps"][here].astype(float)
-        scores = self.scale(table["score"][here], task)
-        rows = run["tasks"]
-        after = (rows["agent"] == run.agents[agent]) & (rows["task"] == run.tasks[task])
-        steps = np.concatenate([steps, rows["env_steps"][after]])
-        scores = np.concatenate([scores, self.scale(rows["score"][after], task)])
-        first = int(self.when[agent, task]) - 1
-        if first >= 0 and not np.isnan(self.P[agent, first, task]):
-            steps = np.concatenate([[0.0], steps])
-            scores = np.concatenate([[self.P[agent, first, task]], scores])
-        known = ~np.isnan(scores)
-        return steps[known], scores[known]
+    def curve(self, agent: int, task: int) -> Array:
+        """Scores before, inside and after a task, at evenly spaced own steps up to its budget."""
+        run, first = self.run, int(self.when[agent, task]) - 1
+        steps = [np.zeros(1)]
+        scores = [np.array([nan if first < 0 else self.P[agent, first, task]])]
+        for table in (run["curve"], run["tasks"]):
+            here = (table["agent"] == run.agents[agent]) & (table["task"] == run.tasks[task])
+            steps.append(table["env_steps"][here])
+            scores.append(self.scale(table["score"][here], task))
+        at, found = np.concatenate(steps), np.concatenate(scores)
+        known = ~np.isnan(found)
+        return resampled(at[known], found[known], int(run.setting("train.steps", 1)))
 
     def reached(self) -> Array:
         """[after_round]: mean over agents and rounds of the scores right after tasks so far."""
@@ -66,21 +53,18 @@ class Measured(Evaluations):
         total = np.where(done, self.learnt, 0).sum(axis=(1, 2))
         return np.asarray(total / (len(self.when) * self.run.rounds))
 
-    def even_curve(self, agent: int, task: int) -> Array:
-        """The same at evenly spaced steps up to the budget of a task."""
-        budget = int(self.run.setting("train.steps", 1))
-        return resampled(*self.curve(agent, task), budget)
 
-
-def scale_for(runs: Sequence[Run], experts: Sequence[Measured] = ()) -> Scale:
+def scale_for(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Scale:
     """By single-task experts where they are given, else the natural one of these runs."""
     tasks = runs[0].tasks
     if experts:
-        best = np.array([mean([e.final_score(task) for e in experts]) for task in tasks])
+        rows = [run["tasks"] for run in experts]
+        own = [[mean(t["score"][t["task"] == task]) for t in rows] for task in tasks]
+        best = np.array([mean(scores) for scores in own])
         about = "part of the score of a single-task expert (one agent, one task, no sharing)"
-        return Scale("expert", about, np.zeros(len(tasks)), np.where(best > 0, best, np.nan))
+        return Scale("expert", about, np.zeros(len(tasks)), np.where(best > 0, best, nan))
     max_steps = min(int(run.setting("evaluation.max_steps", 0)) for run in runs)
-    return natural_scale(tasks, [run.score for run in runs], max_steps)
+    return m.natural_scale(tasks, [run.score for run in runs], max_steps)
 
 
 @dataclass
@@ -110,29 +94,26 @@ class Group:
 
         Unless all evaluations are there, by those right after tasks: others count as random play.
         """
-        rounds = min(run.P.shape[1] for run in self.runs)
-        steps = np.mean([run.steps[:, :rounds].sum(axis=0) for run in self.runs], axis=0)
-        scores = [run.P.mean(axis=(0, 2)) if whole else run.reached() for run in self.runs]
-        return steps, np.stack([score[:rounds] for score in scores])
+        score = (lambda run: run.P.mean(axis=(0, 2))) if whole else Measured.reached
+        return self._by_round(np.sum, score)
 
     def clock(self) -> tuple[Array, Array]:
         """Steps of the busiest agent, and ICR, averaged over the runs."""
+        steps, scores = self._by_round(np.max, lambda run: instant_reward(run.P))
+        return steps, scores.mean(axis=0)
+
+    def _by_round(
+        self, over_agents: Callable[..., Array], score: Callable[[Measured], Array]
+    ) -> tuple[Array, Array]:
         rounds = min(run.P.shape[1] for run in self.runs)
-        steps = np.mean([run.steps[:, :rounds].max(axis=0) for run in self.runs], axis=0)
-        return steps, np.mean([instant_reward(run.P[:, :rounds]) for run in self.runs], axis=0)
-
-    def _curves(self, task: int) -> list[Array]:
-        return [run.even_curve(a, task) for run in self.runs for a in range(self.agents)]
-
-    def areas(self) -> Array:
-        """[task]: mean height of the learning curves of all agents."""
-        tasks = range(len(self.runs[0].run.tasks))
-        return np.array([mean([area(curve) for curve in self._curves(i)]) for i in tasks])
+        steps = [over_agents(run.steps[:, :rounds], axis=0) for run in self.runs]
+        return np.mean(steps, axis=0), np.stack([score(run)[:rounds] for run in self.runs])
 
     def mean_curve(self, task: int) -> Array:
         """The learning curve of a task, averaged over all agents."""
-        known = [curve for curve in self._curves(task) if not np.isnan(curve).any()]
-        return np.mean(known, axis=0) if known else np.full(101, np.nan)
+        curves = [run.curve(agent, task) for run in self.runs for agent in range(self.agents)]
+        known = [curve for curve in curves if not np.isnan(curve).any()]
+        return np.mean(known, axis=0) if known else np.full(POINTS, nan)
 
 
 @dataclass
@@ -166,44 +147,41 @@ class Comparison:
         if self.baseline is not None and group is not self.baseline:
             found |= self._versus_baseline(group, self.baseline)
         if self.single is not None and group is not self.single:
-            found |= self._versus_single(group, self.single)
-        return found | (self._versus_experts(group) if self.experts else {})
-
-    def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
-        return {
-            "forward transfer": mean(forward_transfer(group.areas(), base.areas())),
-            "probability of improvement": improvement(group.final, base.final),
-            **{FEWER.format(100 * p, "without sharing"): self.advantage(group, p) for p in TOLD},
-        }
-
-    def advantage(self, group: Group, part: float) -> float:
-        """TA_mean(p): steps of all agents to p of what the baseline reaches; without / with."""
-        base = self.baseline
-        if base is None:
-            return float("nan")
-        (steps, scores), (base_steps, base_scores) = (g.progress(self.whole) for g in (group, base))
-        ours, theirs = scores.mean(axis=0), base_scores.mean(axis=0)
-        return time_advantage(part * theirs[-1], steps, ours, base_steps, theirs)
-
-    def _versus_single(self, group: Group, single: Group) -> dict[str, float]:
-        instant, total = learning_advantage(group.runs[0].P, single.runs[0].P)
-        found = {"ILA": float(instant[-1]), "TLA": float(total[-1])}
-        clock, alone = group.clock(), single.clock()
-        whole = all(run.whole for run in (*group.runs, *single.runs))
-        for part in TOLD:
-            level = part * alone[1].max() if whole else float("nan")
-            found[FEWER.format(100 * part, "of one agent")] = time_advantage(level, *clock, *alone)
-        return found
-
-    def _versus_experts(self, group: Group) -> dict[str, float]:
+            instant, total = learning_advantage(group.runs[0].P, self.single.runs[0].P)
+            found |= {"ILA": float(instant[-1]), "TLA": float(total[-1])}
+            whole = all(run.whole for run in (*group.runs, *self.single.runs))
+            alone = self.single.clock()
+            top = alone[1].max() if whole else nan
+            found |= _fewer_steps(group.clock(), alone, top, "of one agent")
         pairs = [
-            (group.mean_curve(i), expert.even_curve(0, expert.run.tasks.index(task)))
+            (group.mean_curve(i), expert.curve(0, expert.run.tasks.index(task)))
             for i, task in enumerate(self.tasks)
             for expert in self.experts
             if task in expert.run.tasks
         ]
-        found = mean([relative_performance(*pair) for pair in pairs])
-        return {"relative performance (RP)": found}
+        relative = {"relative performance (RP)": mean([relative_performance(*p) for p in pairs])}
+        return found | (relative if self.experts else {})
+
+    def _versus_baseline(self, group: Group, base: Group) -> dict[str, float]:
+        """TA_mean(p) counts steps of all agents to p of what the baseline reaches."""
+        areas = [
+            np.array([area(one.mean_curve(i)) for i in range(len(self.tasks))])
+            for one in (group, base)
+        ]
+        (steps, ours), (base_steps, theirs) = (one.progress(self.whole) for one in (group, base))
+        with_, without = (steps, ours.mean(axis=0)), (base_steps, theirs.mean(axis=0))
+        return {
+            "forward transfer": mean(forward_transfer(*areas)),
+            "probability of improvement": improvement(group.final, base.final),
+            **_fewer_steps(with_, without, without[1][-1], "without sharing"),
+        }
+
+
+def _fewer_steps(
+    ours: tuple[Array, Array], theirs: tuple[Array, Array], top: float, whose: str
+) -> dict[str, float]:
+    """TA(p) of steps and scores, by parts of the highest score of the others."""
+    return {FEWER.format(100 * p, whose): time_advantage(p * top, *ours, *theirs) for p in TOLD}
 
 
 def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
@@ -216,8 +194,11 @@ def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
             raise UsageError(
                 f"{run.folder} {what} than {runs[0].folder}; compare runs of the same."
             )
-    scale = scale_for(runs, [Measured(run) for run in experts])
-    scaled = [Measured(run, _part(scale, tasks, run.tasks)) for run in experts]
+    scale, scaled = scale_for(runs, experts), []
+    for run in experts:
+        kept = [tasks.index(task) for task in run.tasks if task in tasks]
+        part = Scale(scale.name, scale.about, scale.zero[kept], scale.one[kept])
+        scaled.append(Measured(run, part))
     groups = _groups([Measured(run, scale) for run in runs])
     alone = [group for group in groups if group.agents == 1]
     several = [group for group in groups if group.agents > 1 and not group.shares]
@@ -226,44 +207,21 @@ def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
     return Comparison(groups, scale, baseline, single, scaled)
 
 
-def _part(scale: Scale, tasks: Sequence[str], own: Sequence[str]) -> Scale:
-    """The scale of some of the tasks."""
-    kept = [tasks.index(task) for task in own if task in tasks]
-    return Scale(scale.name, scale.about, scale.zero[kept], scale.one[kept])
-
-
 def _groups(runs: list[Measured]) -> list[Group]:
+    """Runs with the same settings and agents; they are named by the settings that differ."""
     found: dict[str, list[Measured]] = {}
-    for run in runs:
-        found.setdefault(repr(_experiment(run.run)), []).append(run)
-    labels = _labels([members[0].run for members in found.values()])
-    return [Group(label, list(r)) for label, r in zip(labels, found.values(), strict=True)]
-
-
-def _experiment(run: Run) -> dict[str, Any]:
-    """What makes two runs the same experiment: all settings but the seed, and the agents."""
-    flat = {key: value for key, value in sorted(_flat(run.job).items()) if key not in NAMES}
-    return flat | {"agents": len(run.agents)}
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        found |= _flat(value, f"{key}.") if isinstance(value, dict) else {key: value}
-    return found
-
-
-def _labels(runs: list[Run]) -> list[str]:
-    """The settings in which the groups differ, in few words; else the names of the folders."""
-    if len(runs) == 1:
-        return [runs[0].name]
-    flat = [_experiment(run) for run in runs]
-    odd = sorted({k for f in flat for k in f if len({repr(g.get(k)) for g in flat}) > 1})
-    labels = [", ".join(_word(key, f.get(key)) for key in odd[:2]) for f in flat]
-    if len(odd) > 2 or not odd or len(set(labels)) < len(labels):
-        return [run.name for run in runs]
-    return labels
+    flat: dict[str, dict[str, Any]] = {}
+    for one in runs:
+        settings = {key: value for key, value in one.run.job.items() if key not in NAMES}
+        settings |= {"agents": len(one.run.agents)}
+        flat[key := repr(sorted(settings.items()))] = settings
+        found.setdefault(key, []).append(one)
+    every = {name for own in flat.values() for name in own}
+    odd = sorted(k for k in every if len({repr(own.get(k)) for own in flat.values()}) > 1)
+    labels = [", ".join(_word(key, own.get(key)) for key in odd[:2]) for own in flat.values()]
+    if not 1 <= len(odd) <= 2 or len(set(labels)) < len(labels):
+        labels = [members[0].run.name for members in found.values()]
+    return [Group(label, members) for label, members in zip(labels, found.values(), strict=True)]
 
 
 def mix(emulated: Sequence[str]) -> str:
@@ -294,12 +252,12 @@ def _word(key: str, value: Any) -> str:
 # ── functions of arrays ────────────────────────────────────────────────────────────────────────
 
 
-def resampled(steps: Array, scores: Array, budget: int, points: int = 101) -> Array:
+def resampled(steps: Array, scores: Array, budget: int) -> Array:
     """A learning curve at evenly spaced steps from 0 to the budget; its ends are held."""
     if not len(steps):
-        return np.full(points, np.nan)
+        return np.full(POINTS, nan)
     order = np.argsort(steps, kind="stable")
-    return np.interp(np.linspace(0, budget, points), steps[order], scores[order])
+    return np.interp(np.linspace(0, budget, POINTS), steps[order], scores[order])
 
 
 def area(curve: Array) -> float:
@@ -310,38 +268,29 @@ def area(curve: Array) -> float:
 def forward_transfer(area_: Array, baseline: Array) -> Array:
     """Of each task: (AUC - AUC of the baseline) / (1 - AUC of the baseline), all in [0, 1]."""
     ours, base = np.clip(area_, 0, 1), np.clip(baseline, 0, 1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(base < 1, (ours - base) / (1 - base), np.nan)
+    return np.asarray(ratio(ours - base, 1 - base))
 
 
 def relative_performance(curve: Array, expert: Array) -> float:
     """l2metrics RP: the sum of the curve over the sum of the expert's, over the steps of both."""
     both = min(len(curve), len(expert))
-    return _ratio(np.nansum(curve[:both]), np.nansum(expert[:both]))
-
-
-def _ratio(above: float, below: float) -> float:
-    return float(above) / float(below) if below else float("nan")
+    return float(ratio(np.nansum(curve[:both]), np.nansum(expert[:both])))
 
 
 def learning_advantage(P: Array, single: Array) -> tuple[Array, Array]:
     """ILA(t) and TLA(t) of ShELL: ICR and TPOT of N agents over those of a single one."""
     both = min(P.shape[1], single.shape[1])
     ours, theirs = instant_reward(P)[:both], instant_reward(single)[:both]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return ours / theirs, np.cumsum(ours) / np.cumsum(theirs)
+    return ratio(ours, theirs), ratio(np.cumsum(ours), np.cumsum(theirs))
 
 
 def steps_to(level: float, steps: Array, scores: Array) -> float:
     """Steps at which the scores first reach the level, between evaluations in a straight line."""
     reached = np.flatnonzero(scores >= level)
     if not len(reached):
-        return float("nan")
-    k = int(reached[0])
-    if k == 0:
-        return float(steps[0])
-    part = (level - scores[k - 1]) / (scores[k] - scores[k - 1])
-    return float(steps[k - 1] + part * (steps[k] - steps[k - 1]))
+        return nan
+    near = slice(max(reached[0] - 1, 0), reached[0] + 1)
+    return float(np.interp(level, scores[near], steps[near]))
 
 
 def time_advantage(
@@ -349,8 +298,8 @@ def time_advantage(
 ) -> float:
     """TA of ShELL: steps of the baseline to a level / our steps to it; NaN for none above 0."""
     if not level > 0:
-        return float("nan")
-    return _ratio(steps_to(level, base_steps, base_scores), steps_to(level, steps, scores))
+        return nan
+    return float(ratio(steps_to(level, base_steps, base_scores), steps_to(level, steps, scores)))
 
 
 def improvement(x: Array, y: Array) -> Any:
@@ -360,4 +309,4 @@ def improvement(x: Array, y: Array) -> Any:
     known = ~np.isnan(a) & ~np.isnan(b)
     pairs = known.sum(axis=(-3, -2))
     won = np.where(known, wins, 0).sum(axis=(-3, -2)) / np.maximum(pairs, 1)
-    return mean_where(won, pairs > 0)
+    return m.mean_where(won, pairs > 0)

@@ -43,6 +43,12 @@ def clearly_above(values: Any) -> bool:
     return bool(mean(values) > np.nan_to_num(standard_error(values)))
 
 
+def ratio(part: Any, whole: Any) -> Any:
+    """A ratio; NaN where the whole is not above 0, so that it would mean nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(np.greater(whole, 0), np.divide(part, whole), nan)[()]
+
+
 def just_after(P: Array, when: Array) -> Array:
     """[agent, task]: the score right after the task was learnt."""
     agents, tasks = np.indices(when.shape)
@@ -140,16 +146,11 @@ class Measure:
     sign: int = 0
 
     @property
-    def overall(self) -> float:
-        """The mean of what is known."""
-        return mean(self.value)
-
-    @property
     def single(self) -> float:
         """One number: the last round's, the value without its interval, or the mean."""
         if self.dims == ROUNDS:
             return float(self.value[-1])
-        return float(self.value[0]) if self.dims == WITH_INTERVAL else self.overall
+        return float(self.value[0]) if self.dims == WITH_INTERVAL else mean(self.value)
 
 
 @dataclass(frozen=True)

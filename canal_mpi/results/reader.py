@@ -96,17 +96,15 @@ class Run:
 
     @cached_property
     def job(self) -> dict[str, Any]:
-        """The job's settings, by section."""
+        """The job's settings by their dotted names."""
         try:
-            return config.parse_toml(str(self.attributes.get("job", "")).encode(), "its job")
+            return config.read_toml(str(self.attributes.get("job", "")).encode(), "its job")
         except UsageError:
             return {}
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting of the job by its dotted key; the default where it is of another type."""
-        found: Any = self.job
-        for name in key.split("."):
-            found = found.get(name, default) if isinstance(found, dict) else default
+        found = self.job.get(key, default)
         return found if default is None or isinstance(found, type(default)) else default
 
     @property
