@@ -11,19 +11,8 @@ from typing import Any
 
 EVENTS = 1 << 26  # bytes that events.jsonl may have
 SMALL = 1 << 22  # bytes that one of its lines, status.json and the like may have
-COLUMNS = (
-    "agent",
-    "host",
-    "round",
-    "task",
-    "source",
-    "steps",
-    "steps/s",
-    "return",
-    "loss",
-    "waits",
-)
-LEFT = {"host", "task", "source", "steps"}  # columns of words
+WORDS = {"", "run", "status", "host", "task", "source", "steps", "heard of", "resumable"}
+WORDS |= {"learnt by", "taught to"}  # columns that begin aligned
 
 
 def events(folder: Path) -> Iterator[dict[str, Any]]:
@@ -64,18 +53,11 @@ def sittings(folder: Path) -> tuple[float, float]:
 def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
     """The table of a run: one line per agent, then what else is worth knowing."""
     agents = agents_of(facts)
-    rows = [[*COLUMNS], *(_cells(agent, whole(facts.get("rounds"))) for agent in agents)]
-    if len({str(agent.get("host")) for agent in agents}) < 2:
-        rows = [[row[0], *row[2:]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        " "
-        + "  ".join(
-            cell.ljust(width) if name in LEFT else cell.rjust(width)
-            for name, cell, width in zip(rows[0], row, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    ]
+    cells = [_cells(agent, whole(facts.get("rounds"))) for agent in agents]
+    names = list(_cells({}, 0))
+    if len({row["host"] for row in cells}) < 2:
+        names.remove("host")
+    lines = table([names, *([row[name] for name in names] for row in cells)])
     note, saved, done = (facts.get(name) for name in ("note", "saved", "done"))
     lines += [f" {clean(note)}"] if note else []
     parts = [f"{100 * number(done):.0f} % done"] if number(done) >= 0 else []
@@ -86,7 +68,15 @@ def progress_lines(facts: Mapping[str, Any], now: float) -> list[str]:
     return [*lines, f" {' · '.join(parts)}"]
 
 
-def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of aligned columns; the first row has their names, columns of numbers end aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["<" if name in WORDS else ">" for name in rows[0]]
+    forms = [f"{side}{width}" for side, width in zip(sides, widths, strict=True)]
+    return [f" {'  '.join(map(format, row, forms))}".rstrip() for row in rows]
+
+
+def _cells(agent: Mapping[str, Any], rounds: int) -> dict[str, str]:
     """The line of an agent, column by column."""
     donor, peer = (whole(agent.get(name, -1)) for name in ("source", "waits_for"))
     what = clean(agent.get("phase"))
@@ -95,18 +85,18 @@ def _cells(agent: Mapping[str, Any], rounds: int) -> list[str]:
     elif peer >= 0:
         what = f"waits for {peer}"
     rate, share = number(agent.get("steps_per_second")), number(agent.get("wait_share"))
-    return [
-        str(whole(agent.get("agent"))),
-        clean(agent.get("host")),
-        f"{whole(agent.get('round'))}/{rounds}",
-        clean(agent.get("task")),
-        f"agent {donor}" if donor >= 0 else "plays",
-        what,
-        f"{0 if isnan(rate) else rate:.0f}",
-        digits(number(agent.get("mean_return")), 1),
-        digits(number(agent.get("loss")), 4),
-        "–" if isnan(share) else f"{share:.0%}",
-    ]
+    return {
+        "agent": str(whole(agent.get("agent"))),
+        "host": clean(agent.get("host")),
+        "round": f"{whole(agent.get('round'))}/{rounds}",
+        "task": clean(agent.get("task")),
+        "source": f"agent {donor}" if donor >= 0 else "plays",
+        "steps": what,
+        "steps/s": f"{0 if isnan(rate) else rate:.0f}",
+        "return": digits(number(agent.get("mean_return")), 1),
+        "loss": digits(number(agent.get("loss")), 4),
+        "waits": "–" if isnan(share) else f"{share:.0%}",
+    }
 
 
 def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = False) -> str:

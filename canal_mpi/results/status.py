@@ -17,17 +17,9 @@ from typing import Any
 from canal_mpi import config
 from canal_mpi.errors import CanalError, UsageError, import_extra
 from canal_mpi.games import WHOLE_GAME
-from canal_mpi.results.files import read_attributes, write_whole
-from canal_mpi.results.progress import (
-    SMALL,
-    agents_of,
-    clean,
-    coloured,
-    duration,
-    number,
-    progress_lines,
-    whole,
-)
+from canal_mpi.results import progress
+from canal_mpi.results.files import read_attributes, read_bytes, write_whole
+from canal_mpi.results.progress import SMALL, clean, duration, number, table, whole
 
 SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run counts as dead
 REFRESH = 1.0  # seconds
@@ -51,7 +43,7 @@ class RunStatus:
     @property
     def agents(self) -> list[dict[str, Any]]:
         """What each agent was doing last."""
-        return agents_of(self.facts)
+        return progress.agents_of(self.facts)
 
     @property
     def round(self) -> int:
@@ -82,29 +74,20 @@ def run_status(folder: Path) -> RunStatus:
 
 def status_of(folder: Path) -> str:
     """`finished`, `running`, `stopped` and so on; `missing` or `damaged` where run.h5 is."""
-    return marks_of(folder)[0]
-
-
-def marks_of(folder: Path) -> tuple[str, int]:
-    """What run.h5 says: the status of the run, and how many agents it has (0 if unknown)."""
     path = folder / "run.h5"
     if not path.is_file():
-        return "missing", 0
+        return "missing"
     try:
-        facts = read_attributes(path)
-        return str(facts["status"]), int(facts.get("agents", 0))
-    except (CanalError, LookupError, ValueError, TypeError):
-        return "damaged", 0
+        return str(read_attributes(path)["status"])
+    except (CanalError, LookupError):
+        return "damaged"
 
 
 def _parsed(path: Path, parse: Any) -> dict[str, Any]:
     """A small regular file that holds a table; nothing for any other."""
     try:
-        if not path.is_file():  # a pipe in its place would never end
-            return {}
-        with path.open("rb") as file:
-            found = parse(file.read(SMALL))
-    except (OSError, ValueError, RecursionError, UsageError):
+        found = parse(read_bytes(path, SMALL))
+    except (CanalError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -145,25 +128,18 @@ def locked(folder: Path) -> bool:
 
 def run_lines(runs: Sequence[RunStatus]) -> list[str]:
     """A heading and one line per run."""
-    width = max([3, *(len(clean(run.folder.name)) for run in runs)])
-    tasks = [clean(agent.get("task")) for run in runs for agent in run.agents[:1]]
-    wide = max([4, *map(len, tasks)])
-    head = f"{'run':<{width}}  {'status':<10} {'agents':>6}  {'round':<7} "
-    lines = [f"{head}{'task':<{wide}} {'mean HNS':>8}  {'heard of':<16} resumable"]
+    rows = [["run", "status", "agents", "round", "task", "mean HNS", "heard of", "resumable"]]
     for run in runs:
         first = run.agents[0] if run.agents else {}
         evaluation = run.settings.get("evaluation")
         cap = number(evaluation.get("max_steps")) if isinstance(evaluation, dict) else nan
         hns = number(run.facts.get("mean_hns")) if cap >= WHOLE_GAME else nan
-        rounds = f"{run.round}/{whole(run.facts.get('rounds'))}"
-        heard = f"{duration(run.age)} ago" if isfinite(run.age) else "–"
-        lines.append(
-            f"{clean(run.folder.name):<{width}}  {clean(run.status):<10} {len(run.agents):>6}  "
-            f"{rounds:<7} {clean(first.get('task')):<{wide}} "
-            f"{'–' if isnan(hns) else f'{hns:.1%}':>8}  {heard:<16} "
-            f"{'yes' if run.resumable else 'no'}"
-        )
-    return lines
+        row = [clean(run.folder.name), clean(run.status), str(len(run.agents))]
+        row += [f"{run.round}/{whole(run.facts.get('rounds'))}", clean(first.get("task"))]
+        row += ["–" if isnan(hns) else f"{hns:.1%}"]
+        row += [f"{duration(run.age)} ago" if isfinite(run.age) else "–"]
+        rows.append([*row, "yes" if run.resumable else "no"])
+    return table(rows)
 
 
 def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> None:
@@ -176,11 +152,11 @@ def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> No
             write_whole(prometheus, metrics(seen))
         last = once or not seen.alive
         if terminal or last:
-            lines = progress_lines(seen.facts, time())
+            lines = progress.progress_lines(seen.facts, time())
             shown = "\n".join(lines)
             if terminal:
                 width = shutil.get_terminal_size().columns
-                shown = coloured(lines, width, number(seen.facts.get("done")))
+                shown = progress.coloured(lines, width, number(seen.facts.get("done")))
             print(f"\x1b[{drawn}A\x1b[J" if drawn else "", end="")
             print(f"{shown}\n{_state(seen)}", flush=True)
             drawn = len(lines) + 1

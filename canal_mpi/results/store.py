@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
@@ -41,22 +42,10 @@ class Column:
         return {"description": self.about} | {name: fact for name, fact in facts.items() if fact}
 
 
-def _volatile(dtype: str, about: str, unit: str = "") -> Column:
-    return Column(dtype, about, unit, volatile=True)
-
-
-def _seconds(about: str) -> Column:
-    return _volatile("<f8", about, "s")
-
-
-def _steps(about: str) -> Column:
-    return Column("<i8", about, "agent steps")
-
-
-def _points(about: str) -> Column:
-    return Column("<f8", about, "game points")
-
-
+_volatile = partial(Column, volatile=True)
+_seconds = partial(Column, "<f8", unit="s", volatile=True)
+_steps = partial(Column, "<i8", unit="agent steps")
+_points = partial(Column, "<f8", unit="game points")
 AGENT = Column("<i4", "agent, counted from 0")
 ROUND = Column("<i4", "round, counted from 1")
 TASK = Column(TEXT, "task")
@@ -75,9 +64,7 @@ TABLES: dict[str, dict[str, Column]] = {
     },
     "tasks": {
         **PLACE,
-        "source": Column(
-            TEXT, "env: learnt by playing; lesson: from a lesson, perhaps also by playing"
-        ),
+        "source": Column(TEXT, "env: learnt by playing; lesson: from a lesson, maybe also played"),
         "donors": Column(TEXT, "agents whose lessons were used, separated by commas"),
         "env_steps": _steps("own training steps in the environment"),
         "probe_steps": _steps("steps spent on choosing lessons"),
@@ -132,9 +119,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "raw_bytes": Column("<i8", "bytes of the same rows unpacked", "B"),
         "seconds": _seconds("time from request to arrival"),
         "score": _points("mean return of the donor's late training episodes (NaN: unknown)"),
-        "kl": Column(
-            "<f8", "KL(donor || student) on held-out rows after pretraining (the teacher's)"
-        ),
+        "kl": Column("<f8", "KL(donor || student) after pretraining, on the donor's held-out rows"),
         "agreement": Column("<f8", "fraction of equal greedy actions on them"),
         "reason": Column("S200", "why it was refused"),
     },
@@ -173,24 +158,13 @@ TIME_PARTS = {  # what the seconds of /tasks are spent on
     "start and files": ("save_seconds",),
 }
 
+EPISODES = ("agent", "after_round", "task", "episode")
 ARRAYS = {
     "agents/order": Column(TEXT, "tasks of each agent [agent, round - 1]", dims=("agent", "round")),
-    "topology/adjacency": Column(
-        "|u1", "1 where agent [row] sends to agent [column]", dims=("agent", "agent")
-    ),
+    "topology/adjacency": Column("|u1", "1: [row] sends to [column]", dims=("agent", "agent")),
     "evaluation/task": Column(TEXT, "names along the dimension 'task'", dims=("task",)),
-    "evaluation/score": Column(
-        "<f8",
-        "return of each evaluation episode; NaN where there was none",
-        "game points",
-        dims=("agent", "after_round", "task", "episode"),
-    ),
-    "evaluation/length": Column(
-        "<i8",
-        "steps of each evaluation episode; 0 where there was none",
-        "agent steps",
-        dims=("agent", "after_round", "task", "episode"),
-    ),
+    "evaluation/score": _points("return of each episode; NaN where there was none", dims=EPISODES),
+    "evaluation/length": _steps("steps of each episode; 0 where there was none", dims=EPISODES),
 }
 # Every dataset of run.h5 but the measures; evaluations come as rows and are written as an array.
 SCHEMA = ARRAYS | {
@@ -206,6 +180,7 @@ class Rows:
 
     def __init__(self) -> None:
         self._tables: dict[str, list[dict[str, float | int | str]]] = {}
+        self._loaded: Columns = {}  # rows of a `state_dict`, before these
 
     def add(self, table: str, **values: float | int | str) -> None:
         """Add one row; it must have exactly the table's columns."""
@@ -223,14 +198,17 @@ class Rows:
         """All rows since the last call, as columns named `table/column`."""
         taken = self._columns()
         self._tables.clear()
+        self._loaded = {}
         return taken
 
     def _columns(self) -> Columns:
-        return {
-            f"{table}/{name}": _column([row[name] for row in rows], column.dtype)
-            for table, rows in self._tables.items()
-            for name, column in TABLES[table].items()
-        }
+        found = dict(self._loaded)
+        for table, rows in self._tables.items():
+            for name, column in TABLES[table].items():
+                new = _column([row[name] for row in rows], column.dtype)
+                old = found.get(f"{table}/{name}", new[:0])
+                found[f"{table}/{name}"] = np.concatenate([old, new])
+        return found
 
     def state_dict(self) -> Columns:
         """The rows that were not taken yet."""
@@ -238,16 +216,22 @@ class Rows:
 
     def load_state_dict(self, state: Columns) -> None:
         """Have the rows of a `state_dict`."""
-        columns = decode(state["rows"].tobytes(), ROWS_LIMIT)
         self._tables.clear()
-        for table in {name.partition("/")[0] for name in columns}:
-            values = [_values(columns[f"{table}/{name}"]) for name in TABLES[table]]
-            rows = [dict(zip(TABLES[table], row, strict=True)) for row in zip(*values, strict=True)]
-            self._tables[table] = rows
+        self._loaded = decode(state["rows"].tobytes(), ROWS_LIMIT)
+        check_columns(self._loaded, "a checkpoint has")
 
 
-def _values(column: Array) -> list[float | int | str]:
-    return [v.decode() if isinstance(v, bytes) else v for v in column.tolist()]
+def check_columns(columns: Columns, whose: str) -> None:
+    """Refuse anything that is not in the schema; `agent 1 sent`, or who else has these columns."""
+    for name, column in columns.items():
+        table, _, short = name.partition("/")
+        known = TABLES.get(table, {}).get(short)
+        if known is None or column.dtype != np.dtype(known.dtype) or column.ndim != 1:
+            raise DamagedData(f"{whose} the column '{name}' ({column.dtype.str})")
+    for table in {name.partition("/")[0] for name in columns}:
+        parts = [columns.get(f"{table}/{short}") for short in TABLES[table]]
+        if len({None if p is None else len(p) for p in parts}) != 1:
+            raise DamagedData(f"{whose} unequal columns for '{table}'")
 
 
 def _column(values: Sequence[float | int | str], dtype: str) -> Array:
@@ -279,14 +263,6 @@ class RunInfo:
         """How many agents the run has."""
         return len(self.orders)
 
-    @property
-    def adjacency(self) -> Array:
-        """[agent, agent]: 1 where the row sends to the column."""
-        found = np.zeros((self.agents, self.agents), dtype=np.uint8)
-        for sender, receiver in self.edges:
-            found[sender, receiver] = 1
-        return found
-
 
 def timestamp(seconds: float) -> str:
     """A time, for people and for programs."""
@@ -315,15 +291,7 @@ class Store:
 
     def append(self, columns: Columns, agent: int) -> None:
         """Take in rows from one agent; anything that is not in the schema is refused."""
-        for name, column in columns.items():
-            table, _, short = name.partition("/")
-            known = TABLES.get(table, {}).get(short)
-            if known is None or column.dtype != np.dtype(known.dtype) or column.ndim != 1:
-                raise DamagedData(f"agent {agent} sent the column '{name}' ({column.dtype.str})")
-        for table in {name.partition("/")[0] for name in columns}:
-            parts = [columns.get(f"{table}/{short}") for short in TABLES[table]]
-            if len({None if p is None else len(p) for p in parts}) != 1:
-                raise DamagedData(f"agent {agent} sent unequal columns for '{table}'")
+        check_columns(columns, f"agent {agent} sent")
         for name, column in columns.items():
             self._parts.setdefault(name, []).append(column)
 
@@ -362,9 +330,11 @@ class Store:
         write_whole(self.path, image(lambda file: self._fill(file, status)))
 
     def _fill(self, file: Any, status: str) -> None:
-        info, (score, length) = self.info, self._evaluations()
+        info, (score, length) = self.info, self.evaluations()
         self._fill_attributes(file, status)
-        arrays = (_texts(info.orders), info.adjacency, _texts(info.tasks), score, length)
+        adjacency = np.zeros((info.agents, info.agents), dtype=np.uint8)
+        adjacency[tuple(np.array(info.edges, dtype=int).reshape(-1, 2).T)] = 1
+        arrays = (_texts(info.orders), adjacency, _texts(info.tasks), score, length)
         content: Columns = dict(zip(ARRAYS, arrays, strict=True))
         tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
         for name, columns in tables.items():
@@ -375,23 +345,15 @@ class Store:
             self._fill_measures(file.create_group("measures"), tables["tasks"], score)
 
     def _fill_attributes(self, file: Any, status: str) -> None:
-        info = self.info
+        own = ("run_id", "agents", "first_agent", "resumes", "seed", "job", "started")
+        file.attrs.update({name: getattr(self.info, name) for name in own})
         file.attrs.update(
-            {
-                "description": "A run of canal-mpi. Each group is a table: columns of one length.",
-                "schema_version": SCHEMA_VERSION,
-                "run_id": info.run_id,
-                "agents": info.agents,
-                "first_agent": info.first_agent,
-                "resumes": info.resumes,
-                "seed": info.seed,
-                "versions": json.dumps(info.versions, sort_keys=True),
-                "job": info.job,
-                "status": status,
-                "started": info.started,
-                "finished": timestamp(time()) if status == self.end else "",
-                "volatile": list(VOLATILE_ATTRIBUTES),
-            }
+            description="A run of canal-mpi. Each group is a table: columns of one length.",
+            schema_version=SCHEMA_VERSION,
+            versions=json.dumps(self.info.versions, sort_keys=True),
+            status=status,
+            finished=timestamp(time()) if status == self.end else "",
+            volatile=list(VOLATILE_ATTRIBUTES),
         )
 
     def _fill_measures(self, group: Any, rows: Columns, score: Array) -> None:
@@ -407,7 +369,7 @@ class Store:
             marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
             write_dataset(group, name, measure.value, **marks)
 
-    def _evaluations(self) -> tuple[Array, Array]:
+    def evaluations(self) -> tuple[Array, Array]:
         """[agent, after_round, task, episode]: return and length of every evaluation episode."""
         rows, tasks = self.table("evaluation"), list(self.info.tasks)
         rounds = max(len(order) for order in self.info.orders)

@@ -1,6 +1,7 @@
 """The last words of a run: how well each task was learnt, by whom, and where the time went."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from math import floor, isnan, nan
 from typing import Any, NamedTuple
 
@@ -8,12 +9,13 @@ import numpy as np
 
 from canal_mpi.games import RANDOM_AND_HUMAN, WHOLE_GAME, human_normalised
 from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results.measures import clearly_above, mean, standard_error
-from canal_mpi.results.progress import digits, duration
+from canal_mpi.results.measures import clearly_above, episode_means, mean, standard_error
+from canal_mpi.results.progress import digits, duration, table
 from canal_mpi.results.store import TIME_PARTS, Store
 from canal_mpi.settings import Job
 
 CORE = "waiting for a core"
+Scores = Mapping[str, Array]  # of agents, by task
 RULE = "the mean over agents is above by more than its standard error"
 
 
@@ -24,21 +26,20 @@ class Took(NamedTuple):
     agents: float  # until the last agent was done, in earlier sittings of the run too
     end: float  # until everything was written
 
-    @property
-    def wall(self) -> float:
-        """All of them."""
-        return self.start + self.agents + self.end
-
 
 def summary(job: Job, store: Store, took: Took) -> list[str]:
     """Everything that is said of a run when it is over."""
-    tasks, final, faults = store.table("tasks"), final_scores(store), store.info.faults
+    tasks, faults = store.table("tasks"), store.info.faults
     dead = [int(fault["agent"]) for fault in faults if fault["agent"] >= 0]  # not env servers
     rest = "starts and lost work" if store.info.resumes or faults else "other"
-    better = [better_than_random(job, one) for one in (tasks, final) if len(one["task"])]
-    lines = ["", *score_table(job, tasks), "", headline(job, tasks, dead, better)]
-    lines += [time_line(tasks, dead, took, rest)]
-    return lines if len(tasks["agent"]) else lines[-1:]
+    time = time_line(tasks, dead, took, rest)
+    rows = {name: tasks["task"] == name.encode() for name in job.tasks}
+    rows = {name: here for name, here in rows.items() if here.any()}  # somebody has learnt it
+    if not rows:
+        return [time]
+    scores = {name: tasks["score"][here] for name, here in rows.items()}
+    words = headline(job, tasks, scores, final_scores(store) or scores, dead)
+    return ["", *score_table(job, tasks, rows), "", words, time]
 
 
 def compared(job: Job, task: str) -> bool:
@@ -47,66 +48,52 @@ def compared(job: Job, task: str) -> bool:
     return task in RANDOM_AND_HUMAN and whole and job.evaluation.episodes > 0
 
 
-def score_table(job: Job, tasks: Columns) -> list[str]:
+def score_table(job: Job, tasks: Columns, rows: Mapping[str, Array]) -> list[str]:
     """One line for each task: scores right after it was learnt, who played it, who was taught."""
-    names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
-    refer = any(compared(job, name) for name in names)
-    wide = max(map(len, ("task", *names)))
-    head = f" {'task':<{wide}}" + f"{'random':>10}{'human':>9}" * refer
-    head += f"{f'mean of {agents} agents' if agents > 1 else 'score':>{20 if agents > 1 else 12}}"
-    head = f"{head:<{wide + 21 + 19 * refer}}" + f"{'HNS':>8}" * refer
-    lines = [f"{head}   {'learnt by':<11} taught to"]
-    for name in names:
-        here = tasks["task"] == name.encode()
+    agents, refer = len(np.unique(tasks["agent"])), any(compared(job, name) for name in rows)
+    mean_of = f"mean of {agents} agents" if agents > 1 else "score"
+    lines = [["task", "random", "human", mean_of, "", "HNS", "learnt by", "taught to"]]
+    for name, here in rows.items():
         scores, taught = tasks["score"][here], tasks["source"][here] == b"lesson"
         level, error, hns, pair = mean(scores), standard_error(scores), nan, (nan, nan)
         if compared(job, name):
             hns, pair = human_normalised(name, level), RANDOM_AND_HUMAN[name]
-        line = f" {name:<{wide}}" + f"{digits(pair[0], 1):>10}{digits(pair[1], 1):>9}" * refer
-        line += f"{digits(level, 1):>12} {f'± {error:.1f}' if error >= 0 else '':<7}"
-        line += f"{'–' if isnan(hns) else f'{round(100 * hns)} %':>8}" * refer
-        own, others = (ranges(tasks["agent"][here][who]) for who in (~taught, taught))
-        lines.append(f"{line}   {own:<11} {others}".rstrip())
-    return lines
+        line = [name, *(digits(score, 1) for score in (*pair, level))]
+        line += [f"± {error:.1f}" * (error >= 0), "–" if isnan(hns) else f"{round(100 * hns)} %"]
+        lines.append(line + [ranges(tasks["agent"][here][who]) for who in (~taught, taught)])
+    shown = [k for k in range(len(lines[0])) if refer or k not in (1, 2, 5)]
+    return table([[line[k] for k in shown] for line in lines])
 
 
-def final_scores(store: Store) -> Columns:
-    """Task and score of every agent's final network."""
-    found = store.table("evaluation")
-    last = found["after_round"] == found["after_round"].max(initial=0)
-    pairs = sorted(set(zip(found["agent"][last], found["task"][last], strict=True)))
-    means = [
-        mean(found["score"][last & (found["agent"] == agent) & (found["task"] == task)])
-        for agent, task in pairs
-    ]
-    return {"task": np.array([task for _, task in pairs], "S64"), "score": np.array(means)}
+def final_scores(store: Store) -> dict[str, Array]:
+    """[agent] scores of the final networks on every task; nothing where none was evaluated."""
+    means = episode_means(store.evaluations()[0])
+    rounds = np.flatnonzero(~np.isnan(means).all(axis=(0, 2)))
+    return dict(zip(store.info.tasks, means[:, rounds[-1]].T, strict=True)) if len(rounds) else {}
 
 
 def better_than_random(
-    job: Job, scores: Columns, rule: Callable[[Any], bool] = clearly_above
+    job: Job, scores: Scores, rule: Callable[[Any], bool] = clearly_above
 ) -> int:
     """Games on which the mean over agents is clearly, or by another rule, above random play."""
-    return sum(
-        rule(scores["score"][scores["task"] == name.encode()] - RANDOM_AND_HUMAN[name][0])
-        for name in _names(job, scores)
-        if compared(job, name)
-    )
+    known = [name for name in scores if compared(job, name)]
+    return sum(rule(scores[name] - RANDOM_AND_HUMAN[name][0]) for name in known)
 
 
-def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int]) -> str:
-    """What the run came to; `better` counts games right after learning, and at the end."""
-    names, agents = _names(job, tasks), len(np.unique(tasks["agent"]))
-    games = "game" if all(name in RANDOM_AND_HUMAN for name in names) else "task"
-    words = f" {count(len(names), games)}, {count(agents, 'agent')}"
+def headline(job: Job, tasks: Columns, scores: Scores, final: Scores, dead: Sequence[int]) -> str:
+    """What the run came to, by scores right after learning and at the end."""
+    agents = len(np.unique(tasks["agent"]))
+    games = "game" if all(name in RANDOM_AND_HUMAN for name in scores) else "task"
+    words = f" {count(len(scores), games)}, {count(agents, 'agent')}"
     words += f" ({len(dead)} died)" if dead else ""
-    known = [name for name in names if compared(job, name)]
+    known = [name for name in scores if compared(job, name)]
     if known:
-        of = f" of {len(known)}" if len(known) < len(names) else ""
-        above = better_than_random(job, tasks, lambda more: mean(more) > 0)
-        clearly = f", clearly on {better[0]}" if better[0] < above else ""
-        words += f": better than random play on {above}{of}{clearly}"
-        if better[0] != better[-1]:
-            words += f" right after learning, on {better[-1]} at the end"
+        of = f" of {len(known)}" if len(known) < len(scores) else ""
+        above = better_than_random(job, scores, lambda more: mean(more) > 0)
+        clearly, at_end = (better_than_random(job, one) for one in (scores, final))
+        words += f": better than random play on {above}{of}"
+        words += f", clearly on {clearly}" if clearly < above else ""
+        words += f" right after learning, on {at_end} at the end" if clearly != at_end else ""
         words += f" ({RULE})" if agents > 1 else ""
     played, full = int((tasks["env_steps"] + tasks["probe_steps"]).sum()), job.train.steps
     words += f".\n Played {played:,} steps"
@@ -120,16 +107,7 @@ def headline(job: Job, tasks: Columns, dead: Sequence[int], better: Sequence[int
 
 
 def time_line(tasks: Columns, dead: Sequence[int], took: Took, rest: str = "other") -> str:
-    """Where the time of the agents went; `rest` is the name of what nobody measured."""
-    parts = time_parts(tasks, dead, took, rest)
-    told = [f"{name} {part} %" for name, part in percentages(parts).items() if part]
-    return f" {duration(took.wall)}: {' · '.join(told)}"
-
-
-def time_parts(
-    tasks: Columns, dead: Sequence[int], took: Took, rest: str = "other"
-) -> dict[str, float]:
-    """Seconds of all living agents together, by what they were spent on."""
+    """Where the time of all living agents went; `rest` is the name of what nobody measured."""
     agents = [agent for agent in np.unique(tasks["agent"]) if agent not in dead]
     each = seconds_by_part(tasks, agents)
     parts = {name: float(seconds.sum()) for name, seconds in each.items()}
@@ -142,7 +120,9 @@ def time_parts(
         parts["start and files"] += parts.pop("waiting for agents")
     parts.pop("other")
     total = (took.start + max(took.agents, slowest) + took.end) * len(agents)
-    return parts | {rest: max(total - sum(parts.values()), 0.0)}
+    parts[rest] = max(total - sum(parts.values()), 0.0)
+    told = [f"{name} {part} %" for name, part in percentages(parts).items() if part]
+    return f" {duration(took.start + took.agents + took.end)}: {' · '.join(told)}"
 
 
 def seconds_by_part(tasks: Columns, agents: Sequence[int]) -> dict[str, Array]:
@@ -180,21 +160,11 @@ def percentages(parts: dict[str, float]) -> dict[str, int]:
 
 def ranges(numbers: Array) -> str:
     """Numbers of agents, three and more in a row as a range."""
-    found: list[list[int]] = []
-    for number in sorted({int(n) for n in numbers}):
-        if found and found[-1][-1] == number - 1:
-            found[-1].append(number)
-        else:
-            found.append([number])
+    steps = enumerate(np.unique(numbers).tolist())
+    rows = [[n for _, n in row] for _, row in groupby(steps, lambda pair: pair[1] - pair[0])]
     return " ".join(
-        f"{row[0]}–{row[-1]}" if len(row) > 2 else " ".join(map(str, row)) for row in found
+        f"{row[0]}–{row[-1]}" if len(row) > 2 else " ".join(map(str, row)) for row in rows
     )
-
-
-def _names(job: Job, tasks: Columns) -> list[str]:
-    """The tasks that somebody has learnt."""
-    learnt = {name.decode() for name in tasks["task"].tolist()}
-    return [name for name in job.tasks if name in learnt]
 
 
 def count(number: int, what: str) -> str:
