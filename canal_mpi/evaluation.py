@@ -31,16 +31,9 @@ from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.build import make_learner
 from canal_mpi.rank.shutdown import run_guarded
 from canal_mpi.rank.world import World
-from canal_mpi.results.files import (
-    check_finite,
-    file_name,
-    image,
-    read_arrays,
-    write_arrays,
-    write_dataset,
-    write_whole,
-)
-from canal_mpi.results.progress import digits
+from canal_mpi.results import files
+from canal_mpi.results.checkpoint import folder_of
+from canal_mpi.results.progress import digits, table
 from canal_mpi.results.reader import LIMIT, Run, load
 from canal_mpi.results.store import AGENT, ROWS_LIMIT, TASK, Column
 from canal_mpi.settings import Job
@@ -95,7 +88,7 @@ def evaluate_rank(request: EvaluationRequest, world: World) -> Columns:
     job = replace(job, evaluation=wanted)
     world.heartbeat.timeout = job.timeout
     agents = sorted({int(agent) for agent, _ in plan["pairs"]})
-    here = world.gather_json([agent for agent in agents if checkpoint(run, agent).exists()])
+    here = world.gather_json([agent for agent in agents if _learner(run, agent).exists()])
     shares = world.from_root(lambda: spread(plan["pairs"], list(here.values())))
     mine, beat = shares[world.rank], world.heartbeat.beat
     rows = world.run_on_all(lambda: _play(request, job, run, out, mine, beat))
@@ -128,14 +121,14 @@ def _play(
     request: EvaluationRequest, job: Job, run: Path, out: Path, pairs: Sequence[Pair], beat: Beat
 ) -> Columns:
     """This rank's pairs: a row for every episode."""
-    policy = cache(lambda agent: policy_from(checkpoint(run, agent), job, agent, request.tag))
+    policy = cache(lambda agent: policy_from(_learner(run, agent), job, agent, request.tag))
     found = []
     for agent, task in pairs:
         spaces, learner = policy(agent).spaces, policy(agent).learner
         policy(agent).set_task(task)
         rng = random_stream(job.seed, agent, task, "evaluate-again")
         env = env_maker(job, spaces)(task, "evaluate-again", agent)
-        recording = Recording(env, request, Path(f"{out}-agent-{agent}-{file_name(task)}"))
+        recording = Recording(env, request, Path(f"{out}-agent-{agent}-{files.file_name(task)}"))
         notify = partial(beat, Progress("evaluating", 0, task))
         seen = recording.add if recording.wanted else None
         scores = episodes(env, learner.act, rng, job.evaluation, notify, seen)
@@ -158,9 +151,9 @@ def _write(run: Path, out: Path, parts: list[Columns]) -> Columns:
         file.attrs["description"] = "Episodes that `canal-mpi evaluate` let agents play."
         file.attrs["run"] = str(run)
         for name, column in columns.items():
-            write_dataset(file, f"episodes/{name}", column, **COLUMNS[name].attributes)
+            files.write_dataset(file, f"episodes/{name}", column, **COLUMNS[name].attributes)
 
-    write_whole(Path(f"{out}.h5"), image(fill))
+    files.write_hdf5(Path(f"{out}.h5"), fill)
     print("\n".join([*score_lines(columns), f"{out}.h5"]), flush=True)
     return columns
 
@@ -206,7 +199,7 @@ class Recording:
             self._video.close()
         if self._steps:
             columns = {name: np.stack(values) for name, values in self._steps.items()}
-            write_arrays(self.path.with_suffix(".h5"), columns, {"kind": "steps"})
+            files.write_arrays(self.path.with_suffix(".h5"), columns, {"kind": "steps"})
 
 
 def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[Pair]]:
@@ -226,16 +219,14 @@ def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[
 def score_lines(columns: Columns) -> list[str]:
     """Mean return and HNS of every pair."""
     keys = sorted({(int(a), t) for a, t in zip(columns["agent"], columns["task"], strict=True)})
-    wide = max([15, *(len(task.decode()) for _, task in keys)])
-    lines = [f" agent  {'task':<{wide}} episodes {'return':>10} {'HNS':>8}"]
+    rows = [["agent", "task", "episodes", "return", "HNS"]]
     for agent, task in keys:
         here = (columns["agent"] == agent) & (columns["task"] == task)
         mean, name = float(columns["return"][here].mean()), task.decode()
         hns = human_normalised(name, mean)
-        share = "" if np.isnan(hns) else f"{hns:>8.1%}"
-        numbers = f"{int(here.sum()):>8} {digits(mean, 1):>10} {share}"
-        lines.append(f" {agent:>4}   {name:<{wide}} {numbers}".rstrip())
-    return lines
+        share = "" if np.isnan(hns) else f"{hns:.1%}"
+        rows.append([str(agent), name, str(here.sum()), digits(mean, 1), share])
+    return table(rows)
 
 
 @dataclass(repr=False)
@@ -280,11 +271,6 @@ class Policy:
         self._task, self._actions = task, common_spaces([task], self.job.task).actions
 
 
-def checkpoint(folder: Path, agent: int) -> Path:
-    """The file of an agent's newest network."""
-    return folder / "checkpoints" / f"agent-{agent}" / "learner.h5"
-
-
 def check_known(run: Run, what: str, wanted: Any, known: Sequence[Any]) -> None:
     """Refuse an agent or a task that the run does not have."""
     if wanted not in known:
@@ -308,28 +294,29 @@ def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") 
     """An agent of a run, able to act."""
     check_known(run, "agent", agent, run.agents)
     job = job_of(run, trust)
-    path = checkpoint(run.folder, agent)
+    path = _learner(run.folder, agent)
     if not path.exists():
         raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
     return policy_from(path, job, agent, tag)
 
 
+def _learner(run: Path, agent: int) -> Path:
+    return folder_of(run, agent) / "learner.h5"
+
+
 def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
     """An agent as a file of its learner has it; `best`: with the networks that scored better."""
-    best: Columns = {}
+    best, file = Columns(), path.with_name("best.h5")
     if tag == "best":
-        if not path.with_name("best.h5").is_file():
-            raise UsageError(
-                f"{path.parent} has no best networks: the run evaluated none, or ended early."
-            )
-        best = read_arrays(path.with_name("best.h5"), LIMIT)
-        check_finite(best, path.with_name("best.h5"))
+        if not file.is_file():
+            words = "has no best networks: the run evaluated none, or ended early."
+            raise UsageError(f"{path.parent} {words}")
+        best = files.read_finite(file, LIMIT)
     elif tag != "latest":
         raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
     spaces = common_spaces(job.tasks, job.task)
     learner = make_learner(job, agent, spaces, job.tasks[0])
-    arrays = read_arrays(path, LIMIT)
-    check_finite(arrays, path)
+    arrays = files.read_finite(path, LIMIT)
     if not arrays:
         raise DamagedData(f"{path} holds no network.")
     try:

@@ -17,7 +17,6 @@ import pytest
 from canal_mpi.errors import DamagedData, DirectoryInUse, StorageError, UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.files import (
-    _LOCKS,
     NAME,
     PARTS,
     RESULTS,
@@ -25,10 +24,11 @@ from canal_mpi.results.files import (
     RunDirectory,
     digest,
     file_name,
-    image,
     read_arrays,
+    release_locks,
     temporary_name,
     write_arrays,
+    write_hdf5,
     write_whole,
 )
 
@@ -129,68 +129,51 @@ def test_any_text_becomes_a_safe_name() -> None:
 # Run directories
 
 
-@pytest.fixture
-def opened() -> Iterator[list[RunDirectory]]:
-    """Directories whose locks are given back at the end."""
-    directories: list[RunDirectory] = []
-    yield directories
-    for directory in directories:
-        release(directory)
+@pytest.fixture(autouse=True)
+def unlocked() -> Iterator[None]:
+    yield
+    release_locks()
 
 
-def release(directory: RunDirectory) -> None:
-    if directory._lock is not None:
-        _LOCKS.remove(directory._lock)
-        os.close(directory._lock)
-        directory._lock = None
+def create(path: Path, force: bool = False, needed: int = 0) -> None:
+    RunDirectory(path).create(force, needed)
 
 
-def create(path: Path, opened: list[RunDirectory], force: bool = False, needed: int = 0) -> None:
-    opened.append(RunDirectory(path))
-    opened[-1].create(force, needed)
-
-
-def test_a_new_or_an_empty_directory_is_taken(tmp_path: Path, opened: list[RunDirectory]) -> None:
-    create(tmp_path / "new" / "run", opened)
+def test_a_new_or_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    create(tmp_path / "new" / "run")
     assert (tmp_path / "new" / "run").is_dir()
     (tmp_path / "empty").mkdir()
-    create(tmp_path / "empty", opened)
+    create(tmp_path / "empty")
 
 
-def test_a_directory_where_only_a_start_failed_can_be_used(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_a_directory_where_only_a_start_failed_can_be_used(tmp_path: Path) -> None:
     for part in set(PARTS) - RESULTS:
         folder = tmp_path / f"with {part}"
         folder.mkdir()
         (folder / part).write_text("what a refused start left")
-        create(folder, opened)
+        create(folder)
         assert names(folder) == {".lock"}
 
 
-def test_a_directory_that_holds_a_run_is_refused(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
     for part in RESULTS:
         folder = tmp_path / f"with {part}"
         folder.mkdir()
         (folder / part).write_text("precious")
         with pytest.raises(UsageError, match="holds a run already; name another --out, or --force"):
-            create(folder, opened)
+            create(folder)
         assert (folder / part).read_text() == "precious"
 
 
-def test_a_directory_of_other_things_is_refused(tmp_path: Path, opened: list[RunDirectory]) -> None:
+def test_a_directory_of_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     for force in (True, False):
         with pytest.raises(UsageError, match="is not empty and holds no run"):
-            create(tmp_path, opened, force)
+            create(tmp_path, force)
         assert names(tmp_path) == {"thesis.tex"}
 
 
-def test_force_removes_our_parts_and_nothing_else(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_force_removes_our_parts_and_nothing_else(tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "precious").write_text("1")
@@ -201,53 +184,45 @@ def test_force_removes_our_parts_and_nothing_else(
     (run / "checkpoints").symlink_to(elsewhere)
     (run / "run.h5").write_text("1")
     (run / "notes.txt").write_text("mine")
-    create(run, opened, force=True)
+    create(run, force=True)
     assert names(run) == {"notes.txt", ".lock"}
     assert names(elsewhere) == {"precious"}
 
 
-def test_a_file_is_no_directory(tmp_path: Path, opened: list[RunDirectory]) -> None:
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     with pytest.raises(UsageError, match="is a file; name a directory"):
-        create(tmp_path / "file", opened, force=True)
+        create(tmp_path / "file", force=True)
 
 
-def test_a_place_where_nothing_can_be_written_is_refused(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_a_place_where_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("1")
     for path in (tmp_path / "file" / "run", Path("/proc/run")):
         with pytest.raises(StorageError, match="can't write to"):
-            create(path, opened)
+            create(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_directory_without_permission_is_refused(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_a_directory_without_permission_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StorageError, match="can't write to"):
-        create(tmp_path / "run", opened)
+        create(tmp_path / "run")
 
 
-def test_a_disk_without_room_is_refused(tmp_path: Path, opened: list[RunDirectory]) -> None:
+def test_a_disk_without_room_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"MB free; this run needs up to 4611686018427\.4 MB"):
-        create(tmp_path / "run", opened, needed=1 << 62)
+        create(tmp_path / "run", needed=1 << 62)
 
 
-def test_a_directory_where_a_start_failed_can_be_used(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
+def test_a_directory_where_a_start_failed_can_be_used(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
-        create(tmp_path / "run", opened, needed=1 << 62)
-    release(opened[0])
-    create(tmp_path / "run", opened)
+        create(tmp_path / "run", needed=1 << 62)
+    release_locks()
+    create(tmp_path / "run")
 
 
-def test_a_second_process_finds_the_directory_in_use(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
-    create(tmp_path / "run", opened)
+def test_a_second_process_finds_the_directory_in_use(tmp_path: Path) -> None:
+    create(tmp_path / "run")
     (tmp_path / "run" / "job.toml").write_text("precious")
     program = (
         "import sys; from pathlib import Path\n"
@@ -261,17 +236,15 @@ def test_a_second_process_finds_the_directory_in_use(
     assert second.returncode == 73
     assert "is in use by another run; wait for it" in second.stdout
     assert (tmp_path / "run" / "job.toml").read_text() == "precious"
-    release(opened[0])
+    release_locks()
     assert subprocess.run(command, timeout=60).returncode == 0
 
 
-def test_two_runs_of_one_process_do_not_share_a_directory(
-    tmp_path: Path, opened: list[RunDirectory]
-) -> None:
-    create(tmp_path, opened)
+def test_two_runs_of_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
+    create(tmp_path)
     (tmp_path / "job.toml").write_text("1")
     with pytest.raises(DirectoryInUse):
-        create(tmp_path, opened, force=True)
+        create(tmp_path, force=True)
 
 
 # HDF5 files
@@ -332,7 +305,7 @@ def small(tmp_path: Path) -> Path:
     def fill(file: Any) -> None:
         file.create_dataset("x", data=np.arange(10, dtype=np.uint8))
 
-    (tmp_path / "small.h5").write_bytes(image(fill))
+    write_hdf5(tmp_path / "small.h5", fill)
     return tmp_path / "small.h5"
 
 

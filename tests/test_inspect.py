@@ -20,7 +20,7 @@ from canal_mpi.cli import cli
 from canal_mpi.errors import UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, strangers
-from canal_mpi.results.files import image, read_arrays, read_attributes, write_arrays
+from canal_mpi.results.files import read_arrays, read_attributes, write_arrays, write_hdf5
 from canal_mpi.results.inspect import differences, export, tree, verify, verify_all
 from canal_mpi.results.store import Store
 from canal_mpi.settings import CheckpointConfig
@@ -210,7 +210,7 @@ def test_what_a_file_says_can_not_command_the_terminal(tmp_path: Path) -> None:
         file.create_dataset("a\x1b]0;x", data=np.arange(3)).attrs["description"] = "\x1b[31m"
         file["b"] = h5py.ExternalLink("/etc/hostname", "a")
 
-    (tmp_path / "run.h5").write_bytes(image(fill))
+    write_hdf5(tmp_path / "run.h5", fill)
     lines = tree(tmp_path / "run.h5")
     assert not any(line.strip().startswith("b") for line in lines)
     assert "\x1b" not in "".join(lines)

@@ -17,7 +17,7 @@ from canal_mpi.errors import DamagedData, UsageError, logger
 from canal_mpi.interfaces import Spaces
 from canal_mpi.results import reader
 from canal_mpi.results.checkpoint import earlier_lessons
-from canal_mpi.results.files import image, write_arrays
+from canal_mpi.results.files import write_arrays, write_hdf5
 from canal_mpi.results.inspect import differences, tree, verify
 from canal_mpi.results.reader import load
 
@@ -35,8 +35,7 @@ def changed(path: Path, change: Change) -> Path:
                 old.copy(name, new)
             change(new)
 
-        data = image(fill)
-    (path / "run.h5").write_bytes(data)
+        write_hdf5(path / "run.h5", fill)
     return path
 
 
@@ -95,7 +94,7 @@ def test_a_file_that_is_not_ours_is_a_usage_error(tmp_path: Path) -> None:
         with pytest.raises(DamagedData, match=r"is not a file of canal-mpi\.$") as caught:
             load(tmp_path)
         assert caught.value.code == UsageError.code
-    (tmp_path / "run.h5").write_bytes(image(lambda file: None))
+    write_hdf5(tmp_path / "run.h5", lambda file: None)
     with pytest.raises(UsageError, match="not the results of a run"):
         load(tmp_path)
 

@@ -12,11 +12,11 @@ import pytest
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.results.files import (
-    image,
     read_arrays,
     read_attributes,
     read_bytes,
     write_arrays,
+    write_hdf5,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -95,7 +95,7 @@ def test_files_that_were_made_to_harm_are_refused_by_name_with_little_memory(
         nested: "too deep",
     }
     for fill, why in words.items():
-        (tmp_path / "it").write_bytes(image(fill))
+        write_hdf5(tmp_path / "it", fill)
         tracemalloc.start()
         with pytest.raises(DamagedData, match=f"it:? .*({why})"):
             read_arrays(tmp_path / "it")
@@ -107,7 +107,7 @@ def test_a_small_file_that_declares_12_gib_is_refused_whatever_the_limit(tmp_pat
     def fill(file: h5py.File) -> None:
         file.create_dataset("a", (12 << 30,), "u1", chunks=(1 << 20,), compression="gzip")
 
-    (tmp_path / "it").write_bytes(image(fill))
+    write_hdf5(tmp_path / "it", fill)
     assert (tmp_path / "it").stat().st_size < 16 << 10
     with pytest.raises(DamagedData, match="it declares over"):
         read_arrays(tmp_path / "it", 1 << 40)
@@ -122,12 +122,12 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
         file["d/f"] = file["d"]  # a group in itself
         file["c"] = np.arange(2)
 
-    (tmp_path / "it").write_bytes(image(fill))
+    write_hdf5(tmp_path / "it", fill)
     assert list(read_arrays(tmp_path / "it")) == ["c"]
 
 
 def test_arrays_that_nobody_asked_for_are_not_read(tmp_path: Path) -> None:
-    (tmp_path / "it").write_bytes(image(terabytes))
+    write_hdf5(tmp_path / "it", terabytes)
     found = read_arrays(tmp_path / "it", 1 << 20, lambda name: name != "a")
     assert found == {}
 
@@ -140,7 +140,7 @@ def test_attributes_are_not_read_beyond_a_limit(tmp_path: Path) -> None:
         file.attrs["x"] = ["text"] * 17
 
     for fill in (one_large, many_texts):
-        (tmp_path / "it").write_bytes(image(fill))
+        write_hdf5(tmp_path / "it", fill)
         with pytest.raises(DamagedData, match="it declares too many bytes of attributes"):
             read_attributes(tmp_path / "it")
 
@@ -150,7 +150,7 @@ def test_a_chunk_that_unpacks_to_more_than_its_size_is_refused(tmp_path: Path) -
         data = file.create_dataset("a", (1 << 20,), "u1", chunks=(1 << 20,), compression="gzip")
         data.id.write_direct_chunk((0,), zlib.compress(bytes(1 << 28)))
 
-    (tmp_path / "it").write_bytes(image(bomb))
+    write_hdf5(tmp_path / "it", bomb)
     tracemalloc.start()
     with pytest.raises(DamagedData, match="'a' has chunks that don't unpack to their size"):
         read_arrays(tmp_path / "it")

@@ -43,7 +43,7 @@ from canal_mpi.membuf.replay import Replay, Sampler
 from canal_mpi.membuf.selection import POLICIES, play_embedding
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
-from canal_mpi.results.files import check_finite, read_arrays
+from canal_mpi.results.files import read_arrays, read_finite
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream, seed_integer, strip_prefix, while_compiling
 from canal_mpi.topology import Tag
@@ -121,9 +121,7 @@ def load_learner(learner: Learner, job: Job, agent: int) -> None:
     if not path.is_file():
         raise UsageError(f"--init {job.init}: agent {agent} finds no {path} on its host.")
     try:
-        arrays = read_arrays(path, LARGEST)
-        check_finite(arrays, path)
-        learner.load_state_dict(arrays)
+        learner.load_state_dict(read_finite(path, LARGEST))
     except (DamagedData, LookupError, ValueError, RuntimeError) as error:
         raise UsageError(
             f"--init {job.init}: what agent {agent} has learnt there does not fit this job's "

@@ -17,27 +17,11 @@ from time import monotonic
 from typing import Any
 
 from canal_mpi import config
-from canal_mpi.errors import (
-    CanalError,
-    DamagedData,
-    Stopped,
-    StorageError,
-    UsageError,
-    logger,
-)
+from canal_mpi.errors import CanalError, DamagedData, Stopped, StorageError, UsageError, logger
 from canal_mpi.interfaces import Columns, Offer, Spaces
 from canal_mpi.membuf.lesson import ROWS, Lesson, pack, unpack
-from canal_mpi.results.files import (
-    MOST,
-    arrays_of,
-    attributes_of,
-    check_finite,
-    digest,
-    opened,
-    read_arrays,
-    read_attributes,
-    write_arrays,
-)
+from canal_mpi.results import files
+from canal_mpi.results.files import MOST, read_arrays, read_attributes
 from canal_mpi.settings import CheckpointConfig
 from canal_mpi.state import strip_prefix
 
@@ -72,9 +56,7 @@ def folder_of(run: Path, agent: int) -> Path:
 
 def marks(folder: Path) -> list[Mark]:
     """The checkpoints in a folder, oldest first; whether they are whole is not known yet."""
-    if not folder.is_dir():
-        return []
-    found = [NAME.fullmatch(entry.name) for entry in folder.iterdir()]
+    found = [NAME.fullmatch(entry.name) for entry in folder.glob("round-*")]
     return sorted(Mark(int(m[1]), int(m[2])) for m in found if m)
 
 
@@ -151,7 +133,7 @@ class Checkpoints:
         mark = Mark(int(columns["round"][0]), self.save + 1)
         about = self.about | {"kind": "checkpoint", "version": VERSION}
         about |= {"round": mark.round, "save": mark.save}
-        write_arrays(self.folder / mark.file, columns, about, pack=False)
+        files.write_arrays(self.folder / mark.file, columns, about, pack=False)
         self.save = mark.save
         self._prune(mark)
         self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
@@ -186,8 +168,7 @@ def survey(run: Path) -> tuple[list[Found], list[str]]:
             if path.parts[-3] == "checkpoints":
                 found.append(checked(path))
             else:
-                with opened(path):
-                    pass
+                read_attributes(path)
         except (DamagedData, StorageError) as error:
             wrong.append(str(error))
     if (run / "run.h5").exists():
@@ -205,12 +186,13 @@ def strangers(run: Path) -> Iterator[str]:
     learner.h5 than run.h5 knows.
     """
     wanted = ("files/path", "files/sha256", "faults/agent")
-    with opened(run / "run.h5") as file:
-        over = attributes_of(file, run / "run.h5").get("status") in ("finished", "degraded")
-        listed = arrays_of(file, run / "run.h5", wanted=wanted.__contains__)
+    with files.opened(run / "run.h5") as file:
+        status = files.attributes_of(file, run / "run.h5").get("status")
+        listed = files.arrays_of(file, run / "run.h5", wanted=wanted.__contains__)
         paths, digests, gone = (listed[name].tolist() for name in wanted)
-    inside = [f"agent-{agent}" for agent in gone]
-    for name, sha256 in dict(zip(paths, digests, strict=True)).items():
+        newest = dict(zip(paths, digests, strict=True))
+    over, inside = status in ("finished", "degraded"), [f"agent-{agent}" for agent in gone]
+    for name, sha256 in newest.items():
         text = name.decode(errors="replace")
         path = run / text
         if not LISTED.fullmatch(text):
@@ -218,7 +200,7 @@ def strangers(run: Path) -> Iterator[str]:
         final = path.name != "learner.h5" or (over and path.parent.name not in inside)
         if path.parent.is_dir() and final:
             try:
-                if digest(read_arrays(path)).encode() != sha256:
+                if files.digest(read_arrays(path)).encode() != sha256:
                     yield f"{path} is not the one that this run wrote."
             except (DamagedData, StorageError) as error:
                 yield str(error) if path.exists() else f"{path} is missing."
@@ -244,8 +226,7 @@ def checked(path: Path) -> Found:
 
 def load_state(path: Path) -> Columns:
     """The arrays of a checkpoint."""
-    state = read_arrays(path)
-    check_finite(state, path, "learner/")
+    state = files.read_finite(path, prefix="learner/")
     if not any(name.startswith("learner/") for name in state):
         raise DamagedData(f"{path} holds no network.")
     return state

@@ -69,7 +69,7 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise StorageError(
-            f"can't write {path}: {error.strerror}; what was there before is whole."
+            f"can't write {path}: {error.strerror or error}; what was there before is whole."
         ) from error
 
 
@@ -98,12 +98,21 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path, self.existed = path, os.access(path, os.F_OK)
-        self._lock: int | None = None
 
     def create(self, force: bool, needed_bytes: int) -> None:
         """Make the folder, or refuse one that holds a run already."""
         with self._writable():
-            self._make(force)
+            if self.path.exists() and not self.path.is_dir():
+                raise UsageError(f"--out {self.path} is a file; name a directory.")
+            self.path.mkdir(parents=True, exist_ok=True)
+            there = {e.name for e in self.path.iterdir() if not (e.match(".*.new") and e.is_file())}
+            if there - {*PARTS, ".lock"} and not there & RESULTS:
+                raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
+            self._take_lock()
+            if there & RESULTS and not force:
+                words = "holds a run already; name another --out, or --force to replace it."
+                raise UsageError(f"{self.path} {words}")
+            self._clear()  # also what a start that failed has left
             free = shutil.disk_usage(self.path).free
         if free < needed_bytes:
             self.discard()
@@ -145,23 +154,7 @@ class RunDirectory:
         except OSError as error:
             raise StorageError(f"can't write to {self.path}: {error.strerror}.") from error
 
-    def _make(self, force: bool) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"--out {self.path} is a file; name a directory.")
-        self.path.mkdir(parents=True, exist_ok=True)
-        there = {e.name for e in self.path.iterdir() if not (e.match(".*.new") and e.is_file())}
-        if there - {*PARTS, ".lock"} and not there & RESULTS:
-            raise UsageError(f"--out {self.path} is not empty and holds no run; name another.")
-        self._take_lock()
-        if there & RESULTS and not force:
-            raise UsageError(
-                f"{self.path} holds a run already; name another --out, or --force to replace it."
-            )
-        self._clear()  # also what a start that failed has left
-
     def _take_lock(self) -> None:
-        if self._lock is not None:
-            return
         lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -170,7 +163,6 @@ class RunDirectory:
             raise DirectoryInUse(
                 f"{self.path} is in use by another run; wait for it, or name another --out."
             ) from error
-        self._lock = lock
         _LOCKS.append(lock)
 
     def _clear(self) -> None:
@@ -239,13 +231,6 @@ def _verify(file: io.BufferedReader, size: int, path: Path) -> None:
         raise DamagedData(f"{path} is damaged: its checksum does not match.")
 
 
-def check_finite(columns: Columns, path: Path, prefix: str = "") -> None:
-    """DamagedData where an array under a prefix holds NaN or an infinite number."""
-    for name, column in columns.items():
-        if name.startswith(prefix) and column.dtype.kind == "f" and not np.isfinite(column).all():
-            raise DamagedData(f"{path}: {name} holds a number that is not finite.")
-
-
 Wanted = Callable[[str], bool]
 
 
@@ -253,6 +238,15 @@ def read_arrays(path: Path, limit: int = MOST, wanted: Wanted = lambda name: Tru
     """The arrays with wanted names of a file of `write_arrays`; they take at most `limit` bytes."""
     with opened(path, limit + OVERHEAD) as file:
         return arrays_of(file, path, limit, wanted)
+
+
+def read_finite(path: Path, limit: int = MOST, prefix: str = "") -> Columns:
+    """All arrays of a file; DamagedData where one under the prefix holds NaN or infinity."""
+    columns = read_arrays(path, limit)
+    for name, column in columns.items():
+        if name.startswith(prefix) and column.dtype.kind == "f" and not np.isfinite(column).all():
+            raise DamagedData(f"{path}: {name} holds a number that is not finite.")
+    return columns
 
 
 def arrays_of(
@@ -347,42 +341,36 @@ def attributes_of(item: Any, where: Path | str) -> dict[str, Any]:
 # ── writing HDF5 ───────────────────────────────────────────────────────────────────────────────
 
 
-def image(fill: Callable[[Any], None]) -> bytes:
-    """The bytes of an HDF5 file that `fill` writes, with the checksum in its user block."""
-    memory = io.BytesIO()
-    write_hdf5(memory, fill)
-    return memory.getvalue()
+def write_hdf5(path: Path, fill: Callable[[Any], None]) -> None:
+    """Replace a file by HDF5 that `fill` writes, with the checksum in its user block.
 
-
-def write_hdf5(file: Any, fill: Callable[[Any], None]) -> None:
-    """Write an HDF5 file that `fill` fills, with the checksum in its user block."""
+    It is made on the disk: a replay buffer may be most of a small device's memory.
+    """
     import h5py
 
-    with h5py.File(file, "w", userblock_size=BLOCK, libver=("earliest", "v110")) as made:
-        fill(made)
-    file.seek(BLOCK)
-    total, length = hashlib.sha256(), 0
-    while part := file.read(1 << 20):
-        total.update(part)
-        length += len(part)
-    file.seek(0)
-    file.write((MAGIC + length.to_bytes(8, "little") + total.digest()).ljust(BLOCK, b"\0"))
+    def write(file: BinaryIO) -> None:
+        with h5py.File(file, "w", userblock_size=BLOCK, libver=("earliest", "v110")) as made:
+            fill(made)
+        length = file.seek(0, os.SEEK_END) - BLOCK
+        file.seek(BLOCK)
+        sha256 = hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
+        file.seek(0)
+        file.write((MAGIC + length.to_bytes(8, "little") + sha256).ljust(BLOCK, b"\0"))
+
+    replace_file(path, write)
 
 
 def write_arrays(
     path: Path, columns: Columns, attributes: dict[str, Any], pack: bool = True
 ) -> None:
-    """A file of named arrays; unpacked they take a tenth of the time to write.
-
-    It is made on the disk: a replay buffer may be most of a small device's memory.
-    """
+    """A file of named arrays; unpacked they take a tenth of the time to write."""
 
     def fill(file: Any) -> None:
         file.attrs.update(attributes)
         for name, column in columns.items():
             write_dataset(file, name, column, pack)
 
-    replace_file(path, lambda file: write_hdf5(file, fill))
+    write_hdf5(path, fill)
 
 
 def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:

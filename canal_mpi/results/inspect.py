@@ -12,18 +12,9 @@ import numpy as np
 
 from canal_mpi import config
 from canal_mpi.errors import CanalError, import_extra
-from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results import checkpoint
-from canal_mpi.results.files import (
-    attributes_of,
-    check_finite,
-    contents,
-    opened,
-    read_arrays,
-    read_attributes,
-    read_bytes,
-    write_whole,
-)
+from canal_mpi.interfaces import Columns
+from canal_mpi.results import checkpoint, files
+from canal_mpi.results.files import attributes_of
 from canal_mpi.results.progress import EVENTS, SMALL, clean
 from canal_mpi.results.reader import LIMIT, Run, load, run_file
 from canal_mpi.results.store import SCHEMA, TABLES
@@ -34,11 +25,11 @@ PARTS = ("evaluations/*.h5", "checkpoints/agent-*/*.h5", "membuf/agent-*/*.h5")
 def tree(path: Path) -> list[str]:
     """The lines that describe a file, or the files of a run."""
     file = run_file(path)
-    with opened(file, LIMIT) as content:
+    with files.opened(file, LIMIT) as content:
         facts = sorted(attributes_of(content, file).items())
         words = [(name, " ".join(str(value).split())) for name, value in facts]
         lines = [f"  @{name} = {text[:70]}{'…' * (len(text) > 70)}" for name, text in words]
-        lines += [_line(name, item) for name, item in contents(content, file).items()]
+        lines += [_line(name, item) for name, item in files.contents(content, file).items()]
     for pattern in PARTS if path.is_dir() else ():
         if found := [part for part in sorted(path.glob(pattern)) if part.is_file()]:
             size = sum(part.stat().st_size for part in found)
@@ -86,7 +77,7 @@ def _content(path: Path) -> dict[str, Any]:
     volatile = {"volatile", *run.attributes.get("volatile", ())}
     facts = {f"@{name}": value for name, value in run.attributes.items() if name not in volatile}
     wanted = lambda name: name not in SCHEMA or not SCHEMA[name].volatile  # noqa: E731
-    return facts | read_arrays(run_file(path), LIMIT, wanted)
+    return facts | files.read_arrays(run_file(path), LIMIT, wanted)
 
 
 def _other_job(a: Any, b: Any) -> str:
@@ -104,7 +95,9 @@ def _difference(a: Any, b: Any) -> str:
     x, y = np.asarray(a), np.asarray(b)
     if x.shape != y.shape or x.dtype != y.dtype:
         return f"{x.dtype} {x.shape} against {y.dtype} {y.shape}"
-    odd = np.flatnonzero((_bytes_of(x) != _bytes_of(y)).any(axis=-1))
+    # Byte by byte: two NaN are the same where their bits are.
+    raw = [np.frombuffer(z.tobytes(), np.uint8).reshape(z.size, z.itemsize) for z in (x, y)]
+    odd = np.flatnonzero((raw[0] != raw[1]).any(axis=-1))
     if not len(odd):
         return ""
     first = np.unravel_index(int(odd[0]), x.shape)
@@ -114,29 +107,18 @@ def _difference(a: Any, b: Any) -> str:
     )
 
 
-def _bytes_of(values: Array) -> Array:
-    """[value, byte]: two NaN are the same where their bits are."""
-    return np.frombuffer(values.tobytes(), np.uint8).reshape(values.size, values.itemsize)
-
-
 # ── is it whole? ───────────────────────────────────────────────────────────────────────────────
 
 
 def verify_all(path: Path) -> tuple[int, list[str]]:
     """How many files were looked at, and what is wrong with them or missing."""
-    found = {file: verify(file) for file in files_of(path)}
+    kinds, inside = (".h5", ".json", ".jsonl", ".toml"), sorted(path.rglob("*"))
+    known = [file for file in inside if file.suffix in kinds and file.name[0] != "."]
+    found = {file: verify(file) for file in (known if path.is_dir() else [path])}
     wrong = [words for flaws in found.values() for words in flaws]
     if found.get(path / "run.h5") == []:
         wrong += checkpoint.strangers(path)
     return len(found), list(dict.fromkeys(wrong))
-
-
-def files_of(path: Path) -> list[Path]:
-    """The file itself, or every file of a run that can be verified."""
-    if not path.is_dir():
-        return [path]
-    kinds = (".h5", ".json", ".jsonl", ".toml")
-    return [p for p in sorted(path.rglob("*")) if p.suffix in kinds and p.name[0] != "."]
 
 
 def verify(path: Path) -> list[str]:
@@ -144,17 +126,16 @@ def verify(path: Path) -> list[str]:
     try:
         if path.suffix != ".h5":
             return _text_trouble(path)
-        about = read_attributes(path)
+        about = files.read_attributes(path)
         kind = about.get("kind")
         if "schema_version" in about:
             load(path)
-            return []
-        if "membuf" in (kind, *path.parts[-3:-2]):
+        elif "membuf" in (kind, *path.parts[-3:-2]):
             checkpoint.read_lesson(path)
-            return []
-        if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
-            checkpoint.checked(path)
-        check_finite(read_arrays(path), path, "learner/" if kind == "checkpoint" else "")
+        else:
+            if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
+                checkpoint.checked(path)
+            files.read_finite(path, prefix="learner/" if kind == "checkpoint" else "")
         return []
     except CanalError as error:
         return [str(error) if str(path) in str(error) else f"{path}: {error}"]
@@ -162,7 +143,7 @@ def verify(path: Path) -> list[str]:
 
 def _text_trouble(path: Path) -> list[str]:
     lines = path.suffix == ".jsonl"
-    data = read_bytes(path, EVENTS if lines else SMALL)
+    data = files.read_bytes(path, EVENTS if lines else SMALL)
     if path.suffix == ".toml":
         config.parse_toml(data, str(path))
         return []
@@ -185,7 +166,7 @@ def export(path: Path, kind: str, out: Path | None = None) -> list[Path]:
     made = []
     for name, columns in _tables(run).items():
         made.append(folder / f"{name}.{kind}")
-        write_whole(made[-1], write(name, columns))
+        files.write_whole(made[-1], write(name, columns))
     return made
 
 
@@ -213,13 +194,11 @@ def _csv(name: str, columns: Columns) -> bytes:
 def _parquet(name: str, columns: Columns) -> bytes:
     pa = import_extra("pyarrow", "parquet")
     parquet = import_extra("pyarrow.parquet", "parquet")
+    arrays, target = {short: pa.array(c) for short, c in columns.items()}, pa.BufferOutputStream()
     fields = []
-    for short, column in columns.items():
-        known = TABLES[name][short]
-        marks = {"description": known.about, "unit": known.unit}
-        kind = pa.string() if column.dtype.kind == "U" else pa.from_numpy_dtype(column.dtype)
-        fields.append(pa.field(short, kind, metadata=marks))
-    target = pa.BufferOutputStream()
-    arrays = [pa.array(c.tolist(), f.type) for c, f in zip(columns.values(), fields, strict=True)]
-    parquet.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), target)
+    for short, array in arrays.items():
+        marks = {"description": TABLES[name][short].about, "unit": TABLES[name][short].unit}
+        fields.append(pa.field(short, array.type, metadata=marks))
+    table = pa.Table.from_arrays(list(arrays.values()), schema=pa.schema(fields))
+    parquet.write_table(table, target)
     return bytes(target.getvalue().to_pybytes())

@@ -16,7 +16,7 @@ import numpy as np
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.membuf.wire import decode, encode
-from canal_mpi.results.files import image, write_dataset, write_whole
+from canal_mpi.results.files import write_dataset, write_hdf5
 from canal_mpi.results.measures import Evaluations, natural_scale
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
@@ -327,7 +327,7 @@ class Store:
 
     def write(self, status: str) -> None:
         """Replace run.h5 by one with everything so far."""
-        write_whole(self.path, image(lambda file: self._fill(file, status)))
+        write_hdf5(self.path, lambda file: self._fill(file, status))
 
     def _fill(self, file: Any, status: str) -> None:
         info, (score, length) = self.info, self.evaluations()
