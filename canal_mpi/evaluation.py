@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
@@ -22,9 +23,7 @@ from canal_mpi.interfaces import (
     Beat,
     Columns,
     Env,
-    Learner,
     Progress,
-    Spaces,
     Step,
 )
 from canal_mpi.membuf.wire import decode, encode
@@ -121,7 +120,7 @@ def _play(
     request: EvaluationRequest, job: Job, run: Path, out: Path, pairs: Sequence[Pair], beat: Beat
 ) -> Columns:
     """This rank's pairs: a row for every episode."""
-    policy = cache(lambda agent: policy_from(_learner(run, agent), job, agent, request.tag))
+    policy = cache(lambda agent: Policy(_learner(run, agent), job, agent, request.tag))
     found = []
     for agent, task in pairs:
         spaces, learner = policy(agent).spaces, policy(agent).learner
@@ -229,20 +228,28 @@ def score_lines(columns: Columns) -> list[str]:
     return table(rows)
 
 
-@dataclass(repr=False)
 class Policy:
-    """Acts greedily for any task of the run; `best` has networks that replace the newest ones."""
+    """Acts greedily for any task of a run, as an agent's learner.h5 and, maybe, best.h5 have it."""
 
-    agent: int
-    job: Job
-    spaces: Spaces
-    learner: Learner
-    best: Columns = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Keep the newest networks where others take their place for some tasks."""
-        copied = {name: column.copy() for name, column in self.learner.state_dict().items()}
-        self._latest, self._task, self._actions = copied if self.best else {}, "", 0
+    def __init__(self, path: Path, job: Job, agent: int, tag: str) -> None:
+        self.agent, self.job, self._best = agent, job, Columns()  # instead of newest networks
+        if tag == "best":
+            if not (best := path.with_name("best.h5")).is_file():
+                words = "has no best networks: the run evaluated none, or ended early."
+                raise UsageError(f"{path.parent} {words}")
+            self._best = files.read_finite(best, LIMIT)
+        elif tag != "latest":
+            raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
+        self.spaces = common_spaces(job.tasks, job.task)
+        self.learner = make_learner(job, agent, self.spaces, job.tasks[0])
+        arrays = files.read_finite(path, LIMIT)
+        if not arrays:
+            raise DamagedData(f"{path} holds no network.")
+        self._latest, self._task, self._actions = deepcopy(arrays) if self._best else {}, "", 0
+        try:
+            self.learner.load_state_dict(arrays)
+        except (DamagedData, TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
+            raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
 
     def __repr__(self) -> str:
         """One line."""
@@ -266,7 +273,7 @@ class Policy:
         if self._latest:
             self.learner.load_state_dict(self._latest)
         self.learner.set_task(task)
-        if network := strip_prefix(task, self.best):
+        if network := strip_prefix(task, self._best):
             self.learner.set_weights(network)
         self._task, self._actions = task, common_spaces([task], self.job.task).actions
 
@@ -297,30 +304,8 @@ def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") 
     path = _learner(run.folder, agent)
     if not path.exists():
         raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
-    return policy_from(path, job, agent, tag)
+    return Policy(path, job, agent, tag)
 
 
 def _learner(run: Path, agent: int) -> Path:
     return folder_of(run, agent) / "learner.h5"
-
-
-def policy_from(path: Path, job: Job, agent: int, tag: str) -> Policy:
-    """An agent as a file of its learner has it; `best`: with the networks that scored better."""
-    best, file = Columns(), path.with_name("best.h5")
-    if tag == "best":
-        if not file.is_file():
-            words = "has no best networks: the run evaluated none, or ended early."
-            raise UsageError(f"{path.parent} {words}")
-        best = files.read_finite(file, LIMIT)
-    elif tag != "latest":
-        raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
-    spaces = common_spaces(job.tasks, job.task)
-    learner = make_learner(job, agent, spaces, job.tasks[0])
-    arrays = files.read_finite(path, LIMIT)
-    if not arrays:
-        raise DamagedData(f"{path} holds no network.")
-    try:
-        learner.load_state_dict(arrays)
-    except (DamagedData, TypeError, KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise DamagedData(f"{path} does not fit the run's job: {error}.") from error
-    return Policy(agent, job, spaces, learner, best)

@@ -23,7 +23,7 @@ import numpy as np
 from canal_mpi.errors import import_extra
 from canal_mpi.results.progress import number
 from canal_mpi.results.reader import Run, load
-from canal_mpi.results.status import RunStatus, run_status
+from canal_mpi.results.status import RunStatus
 
 EVERY = 2.0  # seconds between two looks at the files
 LIVE = ("mean_return", "loss", "steps_per_second")  # of status.json, over total_steps
@@ -66,7 +66,7 @@ class WandB:
     """A run of Weights & Biases, in RUN/wandb; its own variables (WANDB_MODE …) steer it."""
 
     def __init__(self, folder: Path) -> None:
-        job, wandb = run_status(folder).settings, import_extra("wandb", "wandb")
+        job, wandb = RunStatus(folder).settings, import_extra("wandb", "wandb")
         self._run = wandb.init(project="canal-mpi", name=folder.name, dir=str(folder), config=job)
         self._run.define_metric("*", step_metric="step")
 
@@ -132,8 +132,8 @@ def follow(folder: Path, tracker: Tracker) -> None:
     """Track a run until it is over."""
     follower, seen, alive = Follower(tracker), 0, True
     while alive:
-        status = run_status(folder)
-        alive = status.alive
+        status = RunStatus(folder)
+        alive = status.status == "running"
         with suppress(FileNotFoundError):  # it has finished no round yet
             if (changed := (folder / "run.h5").stat().st_mtime_ns) != seen:
                 seen = changed

@@ -23,7 +23,7 @@ from canal_mpi.rank.plan import Device, Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Mark
 from canal_mpi.results.progress import duration, progress_lines
-from canal_mpi.results.status import run_lines, run_status
+from canal_mpi.results.status import RunStatus, run_lines
 from canal_mpi.results.store import Rows, RunInfo, Store
 from canal_mpi.results.summary import Took, percentages, ranges, summary, time_line
 
@@ -397,11 +397,11 @@ def test_scores_that_come_after_the_last_round_are_in_the_status_and_the_list(
             rows.add("evaluation", **place, episode=0, score=score, length=9, seconds=0.0)
         shown.store.append(rows.take(), 0)
         shown.end("finished")
-        seen = run_status(folder)
+        seen = RunStatus(folder)
         assert seen.facts["mean_hns"] == pytest.approx(0.5)
         (folder / "job.toml").write_text("[evaluation]\nmax_steps = 3000\n")
         (folder / "run.h5").touch()
-        assert " 50.0%" in run_lines([run_status(folder)])[1]
+        assert " 50.0%" in run_lines([RunStatus(folder)])[1]
 
 
 def test_a_finished_run_is_at_its_last_round_whatever_was_heard_last(tmp_path: Path) -> None:
@@ -409,7 +409,7 @@ def test_a_finished_run_is_at_its_last_round_whatever_was_heard_last(tmp_path: P
     shown.heartbeat.progress[1] = Progress("training", 1, "Krull", -1, 400, 1000)
     shown.end("finished")
     shown.folder.joinpath("run.h5").touch()
-    seen = run_status(tmp_path)
+    seen = RunStatus(tmp_path)
     assert (seen.round, seen.facts["done"], seen.facts["left"]) == (2, 1.0, 0.0)
     assert [agent["phase"] for agent in seen.agents] == ["done", "done"]
 

@@ -8,7 +8,7 @@ import pytest
 from launch import LAZY, SMOKE, TINY, check_time_line, columns, differences, mpirun, run
 from thread_links import known
 
-from canal_mpi.results.status import run_status
+from canal_mpi.results.status import RunStatus
 from canal_mpi.topology.graphs import edges
 
 pytestmark = pytest.mark.mpi
@@ -114,7 +114,7 @@ def test_the_free_clock_loses_no_row_and_no_lesson(mpi: str, out: Path) -> None:
     result = mpirun(5, "train", *SMOKE, *LAZY, *options, mpi=mpi)
     assert result.code == 0, result.err
     check_time_line(result.out)
-    assert "15 of 15 tasks" in result.out and run_status(out).round == 3
+    assert "15 of 15 tasks" in result.out and RunStatus(out).round == 3
     found = learnt(out / "run.h5")
     assert sorted(found) == [(agent, round_) for agent in range(5) for round_ in (1, 2, 3)]
     with h5py.File(out / "run.h5") as file:

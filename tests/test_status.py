@@ -18,7 +18,7 @@ from madeup import write_run
 from canal_mpi import cli
 from canal_mpi.results import status as status_module
 from canal_mpi.results.progress import coloured, events, progress_lines, sittings
-from canal_mpi.results.status import follow, metrics, run_lines, run_status, runs_in
+from canal_mpi.results.status import RunStatus, follow, metrics, run_lines, runs_in
 
 AGENT = {
     "agent": 0,
@@ -98,23 +98,23 @@ def test_a_file_can_not_send_commands_to_the_terminal() -> None:
 
 
 def test_a_run_without_a_sign_of_life_has_died(tmp_path: Path) -> None:
-    assert run_status(status(tmp_path / "a")).status == "running"
-    assert run_status(status(tmp_path / "b", age=100)).status == "died"
-    assert run_status(status(tmp_path / "c", age=100, status="finished")).status == "finished"
+    assert RunStatus(status(tmp_path / "a")).status == "running"
+    assert RunStatus(status(tmp_path / "b", age=100)).status == "died"
+    assert RunStatus(status(tmp_path / "c", age=100, status="finished")).status == "finished"
 
 
 def test_a_run_whose_lock_is_held_is_alive(tmp_path: Path) -> None:
     folder = status(tmp_path / "a", age=1000)
     lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    assert run_status(folder).status == "running"
+    assert RunStatus(folder).status == "running"
     os.close(lock)
-    assert run_status(folder).status == "died"
+    assert RunStatus(folder).status == "died"
 
 
 def test_looking_does_not_take_the_lock(tmp_path: Path) -> None:
     folder = status(tmp_path / "a")
-    run_status(folder)
+    RunStatus(folder)
     assert not (folder / ".lock").exists()
 
 
@@ -125,7 +125,7 @@ def test_ls_lists_runs_newest_first(tmp_path: Path) -> None:
         os.utime(folder, (k, k))
     (tmp_path / "other").mkdir()
     assert [run.name for run in runs_in(tmp_path)] == ["new", "old"]
-    lines = run_lines([run_status(run) for run in runs_in(tmp_path)])
+    lines = run_lines([RunStatus(run) for run in runs_in(tmp_path)])
     assert lines[1].split()[:6] == ["new", "finished", "1", "2/10", "Krull", "25.0%"]
 
 
@@ -133,9 +133,9 @@ def test_ls_says_what_can_be_resumed(tmp_path: Path) -> None:
     dead = status(tmp_path / "a", age=500)
     (dead / "checkpoints" / "agent-0").mkdir(parents=True)
     (dead / "checkpoints" / "agent-0" / "learner.h5").write_bytes(b"x")
-    assert run_status(dead).resumable
-    assert run_lines([run_status(dead)])[1].endswith("yes")
-    assert not run_status(status(tmp_path / "b")).resumable
+    assert RunStatus(dead).resumable
+    assert run_lines([RunStatus(dead)])[1].endswith("yes")
+    assert not RunStatus(status(tmp_path / "b")).resumable
 
 
 def test_ls_of_nothing_says_so(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_ls_of_nothing_says_so(tmp_path: Path) -> None:
 def test_a_torn_or_odd_status_is_no_trouble(tmp_path: Path) -> None:
     for text in ("", "[]", "{", '{"agents": 5, "time": "x"}', "\0\0"):
         (tmp_path / "status.json").write_text(text)
-        assert run_lines([run_status(tmp_path)])
-        assert metrics(run_status(tmp_path))
+        assert run_lines([RunStatus(tmp_path)])
+        assert metrics(RunStatus(tmp_path))
     (tmp_path / "status.json").unlink()
     os.mkfifo(tmp_path / "status.json")
     (tmp_path / "job.toml").symlink_to("/dev/zero")
     (tmp_path / "events.jsonl").mkdir()
-    assert run_status(tmp_path).facts == {} and run_status(tmp_path).settings == {}
+    assert RunStatus(tmp_path).facts == {} and RunStatus(tmp_path).settings == {}
     assert list(events(tmp_path)) == []
 
 

@@ -55,9 +55,9 @@ def topology(name: str, size: int | None, seed: int, hosts: str | None, lesson_m
 @click.argument("folder", default="runs", type=PATH, metavar="[DIR]")
 def ls(folder: Path) -> None:
     """List the runs in DIR (default: runs), newest first."""
-    from canal_mpi.results.status import run_lines, run_status, runs_in
+    from canal_mpi.results.status import RunStatus, run_lines, runs_in
 
-    found = [run_status(run) for run in runs_in(folder)]
+    found = [RunStatus(run) for run in runs_in(folder)]
     click.echo("\n".join(run_lines(found)) if found else f"{folder} holds no runs.")
 
 

@@ -2,7 +2,6 @@
 group gains over another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from math import nan
 from typing import Any
 
@@ -25,13 +24,9 @@ class Measured(m.Evaluations):
 
     def __init__(self, run: Run, scale: Scale | None = None) -> None:
         super().__init__(run.agents, run.tasks, run["tasks"], run.score, scale or scale_for([run]))
-        self.run = run
-
-    @property
-    def final(self) -> Array:
-        """[agent, task]: scores at the end; of a run that has none yet, right after tasks."""
-        end = self.P[:, -1]
-        return self.learnt if np.isnan(end).all() else end
+        self.run, end = run, self.P[:, -1]
+        # [agent, task]: scores at the end; of a run that has none yet, right after tasks.
+        self.final = self.learnt if np.isnan(end).all() else end
 
     def curve(self, agent: int, task: int) -> Array:
         """Scores before, inside and after a task, at evenly spaced own steps up to its budget."""
@@ -67,27 +62,14 @@ def scale_for(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Scale:
     return m.natural_scale(tasks, [run.score for run in runs], max_steps)
 
 
-@dataclass
 class Group:
     """Runs of the same job, different only in their seed."""
 
-    label: str
-    runs: list[Measured]
-
-    @property
-    def shares(self) -> bool:
-        """Whether its agents receive each other's offers."""
-        return bool(self.runs[0].run.adjacency.any())
-
-    @property
-    def agents(self) -> int:
-        """Agents of each run."""
-        return len(self.runs[0].run.agents)
-
-    @property
-    def final(self) -> Array:
-        """[agent of any run, task]: scores at the end."""
-        return np.concatenate([run.final for run in self.runs])
+    def __init__(self, label: str, runs: list[Measured]) -> None:
+        self.label, self.runs = label, runs
+        self.agents = len(runs[0].run.agents)  # of each run
+        self.shares = bool(runs[0].run.adjacency.any())  # whether they receive each other's offers
+        self.final = np.concatenate([run.final for run in runs])  # [agent of any run, task] scores
 
     def progress(self, whole: bool) -> tuple[Array, Array]:
         """Steps of all agents, and [run, after_round] mean scores over agents and tasks.
@@ -116,30 +98,18 @@ class Group:
         return np.mean(known, axis=0) if known else np.full(POINTS, nan)
 
 
-@dataclass
 class Comparison:
     """Groups on one scale; `baseline` doesn't share, `single` is one agent, `experts` one task."""
 
-    groups: list[Group]
-    scale: Scale
-    baseline: Group | None = None
-    single: Group | None = None
-    experts: list[Measured] = field(default_factory=list)
-
-    @property
-    def runs(self) -> list[Measured]:
-        """All runs, group by group."""
-        return [run for group in self.groups for run in group.runs]
-
-    @property
-    def tasks(self) -> list[str]:
-        """The tasks of all runs."""
-        return self.groups[0].runs[0].run.tasks
-
-    @property
-    def whole(self) -> bool:
-        """Whether every run has all evaluations."""
-        return all(run.whole for run in self.runs)
+    def __init__(self, groups: list[Group], scale: Scale, experts: Sequence[Measured] = ()) -> None:
+        self.groups, self.scale, self.experts = groups, scale, experts
+        self.runs = [run for group in groups for run in group.runs]
+        self.tasks = self.runs[0].run.tasks  # of all runs
+        self.whole = all(run.whole for run in self.runs)  # whether all evaluations are there
+        several = groups if len(groups) > 1 else []
+        alone = (group for group in several if group.agents == 1)
+        apart = (group for group in several if group.agents > 1 and not group.shares)
+        self.single, self.baseline = next(alone, None), next(apart, None)
 
     def versus(self, group: Group) -> dict[str, float]:
         """What a group gains over the baseline, the single agent and the experts."""
@@ -199,12 +169,7 @@ def compare(runs: Sequence[Run], experts: Sequence[Run] = ()) -> Comparison:
         kept = [tasks.index(task) for task in run.tasks if task in tasks]
         part = Scale(scale.name, scale.about, scale.zero[kept], scale.one[kept])
         scaled.append(Measured(run, part))
-    groups = _groups([Measured(run, scale) for run in runs])
-    alone = [group for group in groups if group.agents == 1]
-    several = [group for group in groups if group.agents > 1 and not group.shares]
-    baseline = several[0] if several and len(groups) > 1 else None
-    single = alone[0] if alone and len(groups) > 1 else None
-    return Comparison(groups, scale, baseline, single, scaled)
+    return Comparison(_groups([Measured(run, scale) for run in runs]), scale, scaled)
 
 
 def _groups(runs: list[Measured]) -> list[Group]:

@@ -17,7 +17,18 @@ from canal_mpi.interfaces import Array, Columns
 
 # Dimensions of measures: of pairs of tasks both are in the agent's own order.
 BOTH, PAIRS, ROUNDS = ("agent", "task"), ("agent", "i", "j"), ("after_round",)
-WITH_INTERVAL = ("value", "low", "high")
+RANGE = ("value", "low", "high")
+MEASURES = {  # in /measures of run.h5: what each of them is, and its dimensions
+    "performance/learnt": ("score right after each task", BOTH),
+    "performance/average": ("mean score over all tasks at the end", ("agent",)),
+    "performance/iqm": ("interquartile mean at the end, 95 % bootstrap over agents", RANGE),
+    "forgetting/continual_world": ("score just after the task minus score at the end", BOTH),
+    "forgetting/isolated": ("CORA: what learning task j took from task i, in order", PAIRS),
+    "forgetting/maintenance": ("l2metrics PM: later evaluations minus the first", BOTH),
+    "transfer/zero_shot": ("CORA: what task j gave to task i before i was learnt", PAIRS),
+    "shell/icr": ("sum over tasks of the best agent's score", ROUNDS),
+    "shell/tpot": ("sum of ICR up to this round", ROUNDS),
+}
 TRIM = 0.25  # part that the interquartile mean leaves out on each side
 RESAMPLES = 2000
 Interval = tuple[Any, Any, Any]  # a value with its 95 % interval
@@ -138,19 +149,18 @@ def bootstrap(statistic: Callable[..., Any], *samples: Array) -> Interval:
 
 @dataclass(frozen=True)
 class Measure:
-    """A value or an array with its meaning; `sign`: +1 where more is better, -1 where less is."""
+    """A value or an array with its meaning."""
 
     value: Array
     about: str
     dims: tuple[str, ...] = ()
-    sign: int = 0
 
     @property
     def single(self) -> float:
         """One number: the last round's, the value without its interval, or the mean."""
         if self.dims == ROUNDS:
             return float(self.value[-1])
-        return float(self.value[0]) if self.dims == WITH_INTERVAL else mean(self.value)
+        return float(self.value[0]) if self.dims == RANGE else mean(self.value)
 
 
 @dataclass(frozen=True)
@@ -223,38 +233,15 @@ class Evaluations:
         spent = rows["env_steps"] + rows["probe_steps"]
         np.add.at(steps, (agent[over], rows["round"][over]), spent[over])
         self.steps = np.cumsum(steps, axis=1)  # [agent, after_round] own and probing steps so far
-
-    @property
-    def whole(self) -> bool:
-        """Whether every agent was evaluated on every task, before and after every task."""
-        return bool(self.rounds_done) and not np.isnan(self.P).any()
+        # Whether every agent was evaluated on every task, before and after every task.
+        self.whole = bool(self.rounds_done) and not np.isnan(self.P).any()
 
     def measures(self) -> dict[str, Measure]:
         """Every measure of a single run, as `family/name`."""
         P, when = self.P, self.when
-        lost, gained = isolated(P, when)
-        at_end, reward = P[:, -1, :], instant_reward(P)
-        iqm = np.array(bootstrap(interquartile_mean, at_end))
-        return {
-            "performance/learnt": Measure(self.learnt, "score right after each task", BOTH, +1),
-            "performance/average": Measure(
-                at_end.mean(axis=1), "mean score over all tasks at the end", ("agent",), +1
-            ),
-            "performance/iqm": Measure(
-                iqm, "interquartile mean at the end, 95 % bootstrap over agents", WITH_INTERVAL, +1
-            ),
-            "forgetting/continual_world": Measure(
-                forgetting(P, when), "score just after the task minus score at the end", BOTH, -1
-            ),
-            "forgetting/isolated": Measure(
-                lost, "CORA: what learning task j took from task i, in order", PAIRS, -1
-            ),
-            "forgetting/maintenance": Measure(
-                maintenance(P, when), "l2metrics PM: later evaluations minus the first", BOTH, +1
-            ),
-            "transfer/zero_shot": Measure(
-                gained, "CORA: what task j gave to task i before i was learnt", PAIRS, +1
-            ),
-            "shell/icr": Measure(reward, "sum over tasks of the best agent's score", ROUNDS, +1),
-            "shell/tpot": Measure(np.cumsum(reward), "sum of ICR up to this round", ROUNDS, +1),
-        }
+        (lost, gained), end, reward = isolated(P, when), P[:, -1, :], instant_reward(P)
+        iqm = np.array(bootstrap(interquartile_mean, end))
+        values = [self.learnt, end.mean(axis=1), iqm, forgetting(P, when), lost]
+        values += [maintenance(P, when), gained, reward, np.cumsum(reward)]
+        both = zip(MEASURES.items(), values, strict=True)
+        return {name: Measure(value, *about) for (name, about), value in both}

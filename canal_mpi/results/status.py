@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
 from pathlib import Path
 from time import sleep, time
@@ -25,51 +24,25 @@ SIGN_OF_LIFE = 30.0  # seconds without a new status.json after which a run count
 REFRESH = 1.0  # seconds
 
 
-@dataclass(frozen=True)
 class RunStatus:
-    """What the small files of a run say."""
-
-    folder: Path
-    status: str  # running, finished, stopped, degraded, died, or unknown
-    facts: dict[str, Any] = field(default_factory=dict)  # status.json
-    settings: dict[str, Any] = field(default_factory=dict)  # job.toml
-    age: float = nan  # seconds since the run was last heard of
-
-    @property
-    def alive(self) -> bool:
-        """Whether the run is still going on."""
-        return self.status == "running"
-
-    @property
-    def agents(self) -> list[dict[str, Any]]:
-        """What each agent was doing last."""
-        return progress.agents_of(self.facts)
-
-    @property
-    def round(self) -> int:
-        """The round of the slowest agent."""
-        living = (agent for agent in self.agents if agent.get("phase") != "died")
-        return min((whole(agent.get("round")) for agent in living), default=0)
-
-    @property
-    def resumable(self) -> bool:
-        """Whether the run stopped early and left checkpoints to resume from."""
-        done = self.status in ("finished", "running", "degraded")
-        return not done and any((self.folder / "checkpoints").glob("agent-*/*"))
-
-
-def run_status(folder: Path) -> RunStatus:
     """How a run is, from its small files."""
-    facts = _parsed(folder / "status.json", json.loads)
-    settings = _parsed(folder / "job.toml", lambda data: config.parse_toml(data, "job.toml"))
-    heard = number(facts.get("time"))
-    if not isfinite(heard) and (folder / "run.h5").exists():
-        heard = (folder / "run.h5").stat().st_mtime
-    status = str(facts.get("status", "unknown"))[:32]
-    age = max(time() - heard, 0.0)
-    if status == "running" and not locked(folder) and not age < SIGN_OF_LIFE:
-        status = "died"
-    return RunStatus(folder, status, facts, settings, age)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.facts = _parsed(folder / "status.json", json.loads)
+        self.settings = _parsed(folder / "job.toml", lambda data: config.parse_toml(data, "job"))
+        heard = number(self.facts.get("time"))
+        if not isfinite(heard) and (folder / "run.h5").exists():
+            heard = (folder / "run.h5").stat().st_mtime
+        self.age = max(time() - heard, 0.0)  # seconds since it was last heard of
+        self.status = str(self.facts.get("status", "unknown"))[:32]
+        if self.status == "running" and not locked(folder) and not self.age < SIGN_OF_LIFE:
+            self.status = "died"
+        self.agents = progress.agents_of(self.facts)  # what each was doing last
+        living = [agent for agent in self.agents if agent.get("phase") != "died"]
+        self.round = min((whole(agent.get("round")) for agent in living), default=0)
+        over = self.status in ("finished", "running", "degraded")
+        self.resumable = not over and any((folder / "checkpoints").glob("agent-*/*"))
 
 
 def status_of(folder: Path) -> str:
@@ -147,10 +120,10 @@ def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> No
     folder, drawn = checked_run(path), 0
     terminal = sys.stdout.isatty()
     while True:
-        seen = run_status(folder)
+        seen = RunStatus(folder)
         if prometheus is not None:
             write_whole(prometheus, metrics(seen))
-        last = once or not seen.alive
+        last = once or seen.status != "running"
         if terminal or last:
             lines = progress.progress_lines(seen.facts, time())
             shown = "\n".join(lines)
@@ -190,7 +163,7 @@ def metrics(run: RunStatus) -> bytes:
     up = client.Gauge(
         "canal_mpi_up", "Whether the run is alive.", ["run", "status"], registry=registry
     )
-    up.labels(name, run.status).set(run.alive)
+    up.labels(name, run.status).set(run.status == "running")
     for key, (metric, about) in GAUGES.items():
         gauge = client.Gauge(metric, about, ["run", "agent"], registry=registry)
         for agent in run.agents:
