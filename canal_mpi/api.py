@@ -97,7 +97,7 @@ def evaluate(
     request = EvaluationRequest(
         folder, agents, tasks, episodes, max_steps, video, out=to, trust=trust, tag=tag
     )
-    columns = _run(lambda shutdown: evaluate_rank(request, shutdown.world))
+    columns = _run(partial(evaluate_rank, request))
     return {column: decoded(values) for column, values in columns.items()}
 
 

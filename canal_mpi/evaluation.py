@@ -28,8 +28,7 @@ from canal_mpi.interfaces import (
 )
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.build import make_learner
-from canal_mpi.rank.shutdown import run_guarded
-from canal_mpi.rank.world import World
+from canal_mpi.rank.shutdown import Shutdown
 from canal_mpi.results import files
 from canal_mpi.results.checkpoint import folder_of
 from canal_mpi.results.progress import digits, table
@@ -46,6 +45,7 @@ COLUMNS = {
     "return": Column("<f8", "sum of the rewards as the game gives them", "game points"),
     "length": Column("<i8", "steps of the episode", "agent steps"),
 }
+LEARNER = "learner.h5"  # beside an agent's checkpoints: its newest networks
 ZOOM = ["-vf", "scale=iw*2:ih*2:flags=neighbor"]  # of ffmpeg, for pictures as small as Atari's
 
 
@@ -68,16 +68,12 @@ class EvaluationRequest:
 Pair = tuple[int, str]  # agent, task
 
 
-def evaluate(request: EvaluationRequest) -> int:
-    """The whole program on one rank; returns its exit code."""
-    return run_guarded(lambda shutdown: evaluate_rank(request, shutdown.world))
-
-
-def evaluate_rank(request: EvaluationRequest, world: World) -> Columns:
+def evaluate_rank(request: EvaluationRequest, shutdown: Shutdown) -> Columns:
     """Agree on the pairs, play this rank's part of them, bring the scores together.
 
     Returns the row of every episode, on rank 0.
     """
+    world = shutdown.world
     world.handshake(json.dumps(asdict(request), sort_keys=True, default=str))
     plan = world.from_root(lambda: _plan(request))
     job = config.from_toml(plan["job"])
@@ -87,7 +83,7 @@ def evaluate_rank(request: EvaluationRequest, world: World) -> Columns:
     job = replace(job, evaluation=wanted)
     world.heartbeat.timeout = job.timeout
     agents = sorted({int(agent) for agent, _ in plan["pairs"]})
-    here = world.gather_json([agent for agent in agents if _learner(run, agent).exists()])
+    here = world.gather_json([a for a in agents if (folder_of(run, a) / LEARNER).exists()])
     shares = world.from_root(lambda: spread(plan["pairs"], list(here.values())))
     mine, beat = shares[world.rank], world.heartbeat.beat
     rows = world.run_on_all(lambda: _play(request, job, run, out, mine, beat))
@@ -120,7 +116,7 @@ def _play(
     request: EvaluationRequest, job: Job, run: Path, out: Path, pairs: Sequence[Pair], beat: Beat
 ) -> Columns:
     """This rank's pairs: a row for every episode."""
-    policy = cache(lambda agent: Policy(_learner(run, agent), job, agent, request.tag))
+    policy = cache(lambda agent: Policy(folder_of(run, agent) / LEARNER, job, agent, request.tag))
     found = []
     for agent, task in pairs:
         spaces, learner = policy(agent).spaces, policy(agent).learner
@@ -153,7 +149,15 @@ def _write(run: Path, out: Path, parts: list[Columns]) -> Columns:
             files.write_dataset(file, f"episodes/{name}", column, **COLUMNS[name].attributes)
 
     files.write_hdf5(Path(f"{out}.h5"), fill)
-    print("\n".join([*score_lines(columns), f"{out}.h5"]), flush=True)
+    rows = [["agent", "task", "episodes", "return", "HNS"]]
+    pairs = zip(columns["agent"].tolist(), columns["task"].tolist(), strict=True)
+    for agent, task in dict.fromkeys(pairs):
+        returns = columns["return"][(columns["agent"] == agent) & (columns["task"] == task)]
+        mean, name = float(returns.mean()), task.decode()
+        hns = human_normalised(name, mean)
+        share = "" if np.isnan(hns) else f"{hns:.1%}"
+        rows.append([str(agent), name, str(len(returns)), digits(mean, 1), share])
+    print("\n".join([*table(rows), f"{out}.h5"]), flush=True)
     return columns
 
 
@@ -213,19 +217,6 @@ def spread(pairs: Sequence[Pair], having: Sequence[Sequence[int]]) -> list[list[
             )
         min((shares[rank] for rank in able), key=len).append(pair)
     return shares
-
-
-def score_lines(columns: Columns) -> list[str]:
-    """Mean return and HNS of every pair."""
-    keys = sorted({(int(a), t) for a, t in zip(columns["agent"], columns["task"], strict=True)})
-    rows = [["agent", "task", "episodes", "return", "HNS"]]
-    for agent, task in keys:
-        here = (columns["agent"] == agent) & (columns["task"] == task)
-        mean, name = float(columns["return"][here].mean()), task.decode()
-        hns = human_normalised(name, mean)
-        share = "" if np.isnan(hns) else f"{hns:.1%}"
-        rows.append([str(agent), name, str(here.sum()), digits(mean, 1), share])
-    return table(rows)
 
 
 class Policy:
@@ -301,11 +292,7 @@ def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") 
     """An agent of a run, able to act."""
     check_known(run, "agent", agent, run.agents)
     job = job_of(run, trust)
-    path = _learner(run.folder, agent)
+    path = folder_of(run.folder, agent) / LEARNER
     if not path.exists():
         raise UsageError(f"{path} is missing: agent {agent} has finished no task on this host.")
     return Policy(path, job, agent, tag)
-
-
-def _learner(run: Path, agent: int) -> Path:
-    return folder_of(run, agent) / "learner.h5"

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,9 +155,10 @@ def evaluate(ctx: click.Context, /, **options: Any) -> None:
     of agent and task are spread over the ranks; the scores are the same on any number of them, and
     written as HDF5.
     """
-    from canal_mpi.evaluation import EvaluationRequest, evaluate
+    from canal_mpi.evaluation import EvaluationRequest, evaluate_rank
+    from canal_mpi.rank.shutdown import run_guarded
 
-    ctx.exit(evaluate(EvaluationRequest(**options)))
+    ctx.exit(run_guarded(partial(evaluate_rank, EvaluationRequest(**options))))
 
 
 @click.command()

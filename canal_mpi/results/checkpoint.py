@@ -96,8 +96,11 @@ class Checkpoints:
     def turn(self, steps: int, state: State | None) -> None:
         """An iteration of the training loop is over; raises Stopped if the run has to end."""
         self._turns += steps
-        stopping = self.stopping()
-        if state is not None and (stopping or self.hurry() or self._due()):
+        stopping, now = self.stopping(), monotonic()
+        interval, seconds = self.settings.interval, self.settings.seconds
+        due = bool(interval) and self._turns >= interval
+        due |= bool(seconds) and now - self._last >= max(seconds, SPACING * self._cost)
+        if state is not None and (stopping or self.hurry() or due):
             self._try(state)
         if stopping:
             raise Stopped("stopped")
@@ -107,12 +110,6 @@ class Checkpoints:
         if state is not None and monotonic() - self._last >= SPACING * self._cost:
             self._try(state)
         self.turn(0, None)
-
-    def _due(self) -> bool:
-        interval, seconds = self.settings.interval, self.settings.seconds
-        passed = monotonic() - self._last
-        by_time = seconds and passed >= max(seconds, SPACING * self._cost)
-        return bool((interval and self._turns >= interval) or by_time)
 
     def _try(self, state: State) -> None:
         """A checkpoint that may fail: the one before it is whole, and training continues."""
@@ -135,17 +132,13 @@ class Checkpoints:
         about |= {"round": mark.round, "save": mark.save}
         files.write_arrays(self.folder / mark.file, columns, about, pack=False)
         self.save = mark.save
-        self._prune(mark)
+        found = marks(self.folder)
+        before = [other for other in found if other.round < mark.round]
+        for other in set(found) - {*found[-2:], *before[-1:]}:  # the newest two, and one before
+            _remove(self.folder / other.file)
         self._turns, self._last, self._cost = 0, monotonic(), monotonic() - start
         self.seconds += self._cost
         logger.info("checkpoint %s in %.3f s, %.3f s in all", mark.file, self._cost, self.seconds)
-
-    def _prune(self, newest: Mark) -> None:
-        """Keep the newest two and the newest one of the round before."""
-        found = marks(self.folder)
-        before = [mark for mark in found if mark.round < newest.round]
-        for mark in set(found) - {*found[-2:], *before[-1:]}:
-            _remove(self.folder / mark.file)
 
 
 @dataclass(frozen=True)

@@ -124,35 +124,31 @@ def verify_all(path: Path) -> tuple[int, list[str]]:
 def verify(path: Path) -> list[str]:
     """What is wrong with a file; nothing if it is as it should be."""
     try:
-        if path.suffix != ".h5":
-            return _text_trouble(path)
-        about = files.read_attributes(path)
-        kind = about.get("kind")
-        if "schema_version" in about:
-            load(path)
-        elif "membuf" in (kind, *path.parts[-3:-2]):
-            checkpoint.read_lesson(path)
+        if path.suffix == ".toml":
+            config.parse_toml(files.read_bytes(path, SMALL), str(path))
+        elif path.suffix == ".json":
+            json.loads(files.read_bytes(path, SMALL))
+        elif path.suffix == ".jsonl":
+            for line in io.BytesIO(files.read_bytes(path, EVENTS)):
+                json.loads(line[:SMALL])
         else:
-            if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
-                checkpoint.checked(path)
-            files.read_finite(path, prefix="learner/" if kind == "checkpoint" else "")
+            _verify_hdf5(path)
         return []
-    except CanalError as error:
+    except (CanalError, ValueError, RecursionError) as error:
         return [str(error) if str(path) in str(error) else f"{path}: {error}"]
 
 
-def _text_trouble(path: Path) -> list[str]:
-    lines = path.suffix == ".jsonl"
-    data = files.read_bytes(path, EVENTS if lines else SMALL)
-    if path.suffix == ".toml":
-        config.parse_toml(data, str(path))
-        return []
-    try:
-        for line in io.BytesIO(data) if lines else [data]:
-            json.loads(line[:SMALL])
-    except (ValueError, RecursionError) as error:
-        return [f"{path}: {error}"]
-    return []
+def _verify_hdf5(path: Path) -> None:
+    about = files.read_attributes(path)
+    kind = about.get("kind")
+    if "schema_version" in about:
+        load(path)
+    elif "membuf" in (kind, *path.parts[-3:-2]):
+        checkpoint.read_lesson(path)
+    else:
+        if kind == "checkpoint" or checkpoint.NAME.fullmatch(path.name):
+            checkpoint.checked(path)
+        files.read_finite(path, prefix="learner/" if kind == "checkpoint" else "")
 
 
 # ── other formats ──────────────────────────────────────────────────────────────────────────────

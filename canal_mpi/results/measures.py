@@ -187,17 +187,14 @@ def natural_scale(tasks: Sequence[str], scores: Sequence[Array], max_steps: int)
     if max_steps >= WHOLE_GAME and all(task in RANDOM_AND_HUMAN for task in tasks):
         zero, one = np.array([RANDOM_AND_HUMAN[task] for task in tasks]).reshape(-1, 2).T
         return Scale("HNS", "human-normalised: 0 is random play, 1 is a human", zero, one)
-    zero, one = np.full(len(tasks), np.nan), np.full(len(tasks), np.nan)
     means = [episode_means(score) for score in scores]
-    for i in range(len(tasks)):
-        before = np.concatenate([found[:, 0, i] for found in means])
-        seen = np.concatenate([found[:, :, i].ravel() for found in means])
-        before, seen = before[~np.isnan(before)], seen[~np.isnan(seen)]
-        if len(seen):
-            zero[i] = before.mean() if len(before) else seen.min()
-            one[i] = zero[i] + (seen.max() - zero[i] or zero[i] - seen.min() or 1.0)
+    seen = np.concatenate([found.reshape(-1, len(tasks)) for found in means])
+    low, high = np.fmin.reduce(seen), np.fmax.reduce(seen)
+    zero = np.array([mean(before) for before in np.concatenate([x[:, 0] for x in means]).T])
+    zero = np.where(np.isnan(zero), low, zero)
+    span = np.where(high != zero, high - zero, np.where(zero != low, zero - low, 1.0))
     about = "0 is the mean score before the first task, 1 the best evaluation in these runs"
-    return Scale("range", about, zero, one)
+    return Scale("range", about, zero, zero + span)
 
 
 def episode_means(score: Array) -> Array:

@@ -70,15 +70,6 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.h5").is_file() or (folder / "status.json").is_file()
 
 
-def checked_run(path: Path) -> Path:
-    """The folder of a run that a user named."""
-    folder = path.parent if path.is_file() else path
-    if not is_run(folder):
-        what = "holds no run" if folder.is_dir() else "does not exist"
-        raise UsageError(f"{path} {what}; `canal-mpi ls DIR` lists runs.")
-    return folder
-
-
 def runs_in(folder: Path) -> list[Path]:
     """The runs in a folder, or the folder itself if it is one; newest first."""
     if not folder.is_dir():
@@ -117,7 +108,10 @@ def run_lines(runs: Sequence[RunStatus]) -> list[str]:
 
 def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> None:
     """Show a run until it ends; also as metrics for Prometheus, where a file is named."""
-    folder, drawn = checked_run(path), 0
+    folder, drawn = path.parent if path.is_file() else path, 0
+    if not is_run(folder):
+        what = "holds no run" if folder.is_dir() else "does not exist"
+        raise UsageError(f"{path} {what}; `canal-mpi ls DIR` lists runs.")
     terminal = sys.stdout.isatty()
     while True:
         seen = RunStatus(folder)

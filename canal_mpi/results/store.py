@@ -331,7 +331,16 @@ class Store:
 
     def _fill(self, file: Any, status: str) -> None:
         info, (score, length) = self.info, self.evaluations()
-        self._fill_attributes(file, status)
+        own = ("run_id", "agents", "first_agent", "resumes", "seed", "job", "started")
+        file.attrs.update({name: getattr(info, name) for name in own})
+        file.attrs.update(
+            description="A run of canal-mpi. Each group is a table: columns of one length.",
+            schema_version=SCHEMA_VERSION,
+            versions=json.dumps(info.versions, sort_keys=True),
+            status=status,
+            finished=timestamp(time()) if status == self.end else "",
+            volatile=list(VOLATILE_ATTRIBUTES),
+        )
         adjacency = np.zeros((info.agents, info.agents), dtype=np.uint8)
         adjacency[tuple(np.array(info.edges, dtype=int).reshape(-1, 2).T)] = 1
         arrays = (_texts(info.orders), adjacency, _texts(info.tasks), score, length)
@@ -343,18 +352,6 @@ class Store:
             write_dataset(file, name, column, **SCHEMA[name].attributes)
         if status != "running":
             self._fill_measures(file.create_group("measures"), tables["tasks"], score)
-
-    def _fill_attributes(self, file: Any, status: str) -> None:
-        own = ("run_id", "agents", "first_agent", "resumes", "seed", "job", "started")
-        file.attrs.update({name: getattr(self.info, name) for name in own})
-        file.attrs.update(
-            description="A run of canal-mpi. Each group is a table: columns of one length.",
-            schema_version=SCHEMA_VERSION,
-            versions=json.dumps(self.info.versions, sort_keys=True),
-            status=status,
-            finished=timestamp(time()) if status == self.end else "",
-            volatile=list(VOLATILE_ATTRIBUTES),
-        )
 
     def _fill_measures(self, group: Any, rows: Columns, score: Array) -> None:
         """What the evaluations come to, so that nobody has to compute it again."""
