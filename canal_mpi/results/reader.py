@@ -12,7 +12,8 @@ from canal_mpi import config
 from canal_mpi.errors import DamagedData, UsageError, import_extra
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.results.files import arrays_of, attributes_of, opened
-from canal_mpi.results.store import ARRAYS, SCHEMA, SCHEMA_VERSION, decoded
+from canal_mpi.results.store import ARRAYS, SCHEMA, SCHEMA_VERSION, TABLES, decoded
+from canal_mpi.state import strip_prefix
 
 if TYPE_CHECKING:
     from canal_mpi.evaluation import Policy
@@ -131,11 +132,8 @@ def load(run: str | Path) -> Run:
         if found.dtype != np.dtype(column.dtype) or found.ndim != ndim:
             raise _bad(path, f"'{name}' is {found.dtype} with {found.ndim} dimensions")
     arrays = {name: decoded(array) for name, array in arrays.items()}
-    tables: dict[str, Columns] = {}
-    for name, array in arrays.items():
-        table, _, short = name.partition("/")
-        if name not in ARRAYS:
-            tables.setdefault(table, {})[short] = array
+    rows = {name: array for name, array in arrays.items() if name not in ARRAYS}
+    tables = {table: strip_prefix(table, rows) for table in TABLES if table != "evaluation"}
     order, adjacency, tasks, score, _ = (arrays[name] for name in ARRAYS)
     attributes = {name: _plain(value) for name, value in facts.items()}
     found_run = Run(path, attributes, tables, order, adjacency, tasks.tolist(), score)

@@ -18,6 +18,7 @@ from canal_mpi.interfaces import Array, Columns
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.results.files import write_dataset, write_hdf5
 from canal_mpi.results.measures import Evaluations, natural_scale
+from canal_mpi.state import with_prefix
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
 SCHEMA_VERSION = 7
@@ -179,14 +180,14 @@ class Rows:
     """A Sink in memory: rows as they come, columns when they are taken."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, list[dict[str, float | int | str]]] = {}
-        self._loaded: Columns = {}  # rows of a `state_dict`, before these
+        self._parts: dict[str, list[Array]] = {}  # columns `table/column` of earlier rows
+        self._rows: dict[str, list[dict[str, float | int | str]]] = {}
 
     def add(self, table: str, **values: float | int | str) -> None:
         """Add one row; it must have exactly the table's columns."""
         if odd := values.keys() ^ TABLES[table].keys():
             raise KeyError(f"row for '{table}' differs from its schema in {sorted(odd)}")
-        self._tables.setdefault(table, []).append(values)
+        self._rows.setdefault(table, []).append(values)
 
     def save(self, kind: str, name: str, columns: Columns) -> None:
         """Nowhere to keep arrays: this sink has no files."""
@@ -197,18 +198,36 @@ class Rows:
     def take(self) -> Columns:
         """All rows since the last call, as columns named `table/column`."""
         taken = self._columns()
-        self._tables.clear()
-        self._loaded = {}
+        self._parts.clear()
+        self._rows.clear()
         return taken
 
-    def _columns(self) -> Columns:
-        found = dict(self._loaded)
-        for table, rows in self._tables.items():
-            for name, column in TABLES[table].items():
-                new = _column([row[name] for row in rows], column.dtype)
-                old = found.get(f"{table}/{name}", new[:0])
-                found[f"{table}/{name}"] = np.concatenate([old, new])
+    def table(self, table: str) -> Columns:
+        """All rows of a table so far."""
+        rows, found = self._rows.get(table, []), {}
+        for name, column in TABLES[table].items():
+            new = _column([row[name] for row in rows], column.dtype)
+            found[name] = np.concatenate([*self._parts.get(f"{table}/{name}", ()), new])
         return found
+
+    def _columns(self) -> Columns:
+        tables = {*self._rows, *(name.partition("/")[0] for name in self._parts)}
+        parts = [with_prefix(table, self.table(table)) for table in TABLES if table in tables]
+        return {name: column for part in parts for name, column in part.items()}
+
+    def append(self, columns: Columns, whose: str) -> None:
+        """Take in rows; refuse what is not in the schema (`agent 1 sent`, or who else has it)."""
+        for name, column in columns.items():
+            table, _, short = name.partition("/")
+            known = TABLES.get(table, {}).get(short)
+            if known is None or column.dtype != np.dtype(known.dtype) or column.ndim != 1:
+                raise DamagedData(f"{whose} the column '{name}' ({column.dtype.str})")
+        for table in {name.partition("/")[0] for name in columns}:
+            parts = [columns.get(f"{table}/{short}") for short in TABLES[table]]
+            if len({None if p is None else len(p) for p in parts}) != 1:
+                raise DamagedData(f"{whose} unequal columns for '{table}'")
+        for name, column in columns.items():
+            self._parts.setdefault(name, []).append(column)
 
     def state_dict(self) -> Columns:
         """The rows that were not taken yet."""
@@ -216,22 +235,8 @@ class Rows:
 
     def load_state_dict(self, state: Columns) -> None:
         """Have the rows of a `state_dict`."""
-        self._tables.clear()
-        self._loaded = decode(state["rows"].tobytes(), ROWS_LIMIT)
-        check_columns(self._loaded, "a checkpoint has")
-
-
-def check_columns(columns: Columns, whose: str) -> None:
-    """Refuse anything that is not in the schema; `agent 1 sent`, or who else has these columns."""
-    for name, column in columns.items():
-        table, _, short = name.partition("/")
-        known = TABLES.get(table, {}).get(short)
-        if known is None or column.dtype != np.dtype(known.dtype) or column.ndim != 1:
-            raise DamagedData(f"{whose} the column '{name}' ({column.dtype.str})")
-    for table in {name.partition("/")[0] for name in columns}:
-        parts = [columns.get(f"{table}/{short}") for short in TABLES[table]]
-        if len({None if p is None else len(p) for p in parts}) != 1:
-            raise DamagedData(f"{whose} unequal columns for '{table}'")
+        self._parts, self._rows = {}, {}
+        self.append(decode(state["rows"].tobytes(), ROWS_LIMIT), "a checkpoint has")
 
 
 def _column(values: Sequence[float | int | str], dtype: str) -> Array:
@@ -273,16 +278,13 @@ class Store:
     """Collects the rows of all agents and writes them as one file."""
 
     def __init__(self, path: Path, info: RunInfo) -> None:
-        self.path, self.info = path, info
-        self._parts: dict[str, list[Array]] = {}
+        self.path, self.info, self._rows = path, info, Rows()
 
     def clear(self) -> None:
         """Forget all rows but those of agents that died."""
-        self._parts.clear()
-        rows = Rows()
+        self._rows = Rows()
         for fault in self.info.faults:
-            rows.add("faults", **{name: fault[name] for name in TABLES["faults"]})
-        self.append(rows.take(), self.info.first_agent)
+            self._rows.add("faults", **{name: fault[name] for name in TABLES["faults"]})
 
     @property
     def end(self) -> str:
@@ -291,18 +293,11 @@ class Store:
 
     def append(self, columns: Columns, agent: int) -> None:
         """Take in rows from one agent; anything that is not in the schema is refused."""
-        check_columns(columns, f"agent {agent} sent")
-        for name, column in columns.items():
-            self._parts.setdefault(name, []).append(column)
+        self._rows.append(columns, f"agent {agent} sent")
 
     def table(self, name: str) -> Columns:
         """A table as it is now; the ledger in an order that does not depend on timing."""
-        columns = {
-            short: np.concatenate(
-                [np.zeros(0, dtype=known.dtype), *self._parts.get(f"{name}/{short}", [])]
-            )
-            for short, known in TABLES[name].items()
-        }
+        columns = self._rows.table(name)
         if name == "tasks":
             self._add_evaluations(columns)
         if name != "exchange":
@@ -347,7 +342,7 @@ class Store:
         content: Columns = dict(zip(ARRAYS, arrays, strict=True))
         tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
         for name, columns in tables.items():
-            content |= {f"{name}/{short}": column for short, column in columns.items()}
+            content |= with_prefix(name, columns)
         for name, column in content.items():
             write_dataset(file, name, column, **SCHEMA[name].attributes)
         if status != "running":
