@@ -111,23 +111,19 @@ def _run(program: Callable[[Shutdown], T]) -> T:
         raise UsageError("train() and evaluate() listen to signals: call them in the main thread.")
     if detect() is None:
         with _undone():
-            return _run_alone(program)
+            shutdown = Shutdown(World(None), monotonic())
+            stop_signals.listen()
+            try:
+                return program(shutdown)
+            except Stopped as error:
+                shutdown.stop()
+                raise Stopped(f"stopped; everything is saved.{shutdown.hint}") from error
     if "mpi4py.MPI" in sys.modules and sys.modules["mpi4py.MPI"].Is_finalized():
         raise UsageError("under mpirun a script can call train() or evaluate() once.")
     found: list[T] = []
     if code := run_guarded(lambda shutdown: found.append(program(shutdown))):
         sys.exit(code)
     return found[0]
-
-
-def _run_alone(program: Callable[[Shutdown], T]) -> T:
-    shutdown = Shutdown(World(None), monotonic())
-    stop_signals.listen()
-    try:
-        return program(shutdown)
-    except Stopped as error:
-        shutdown.stop()
-        raise Stopped(f"stopped; everything is saved.{shutdown.hint}") from error
 
 
 @contextmanager

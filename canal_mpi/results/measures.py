@@ -81,13 +81,10 @@ def isolated(P: Array, when: Array) -> tuple[Array, Array]:
 
     Forgetting is defined for j after i, zero-shot transfer for j before i; the rest is NaN.
     """
-    agents, tasks = when.shape
-    rounds = P.shape[1] - 1
-    order = np.argsort(np.where(when > 0, when, rounds + 1), axis=1, kind="stable")
-    drops = np.full((agents, tasks, rounds), np.nan)
-    for a in range(agents):
-        drops[a] = -np.diff(P[a], axis=0).T[order[a]]
-    i, j = np.indices((tasks, rounds))
+    order = np.argsort(np.where(when > 0, when, P.shape[1]), axis=1, kind="stable")
+    changes = np.diff(P, axis=1).transpose(0, 2, 1)  # [agent, task, round - 1]
+    drops = -np.take_along_axis(changes, order[..., None], axis=1)
+    i, j = np.indices(drops.shape[1:])
     return np.where(j > i, drops, np.nan), np.where(j < i, -drops, np.nan)
 
 

@@ -107,21 +107,15 @@ def coloured(lines: Sequence[str], width: int, done: float = nan, wrap: bool = F
     """
     from rich.console import Console
     from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
 
     console = Console(width=width, force_terminal=True, color_system="standard", emoji=False)
-    above = lines if isnan(done) else lines[:-1]
     with console.capture() as shown:
-        for line in above:
+        for line in lines if isnan(done) else lines[:-1]:
             command = wrap and line.startswith("   ")
             console.print(line, markup=False, no_wrap=not wrap, soft_wrap=command, crop=not wrap)
         if not isnan(done):
-            last = Table.grid(padding=(0, 1))
-            last.add_column(width=24)
-            last.add_column(no_wrap=True, overflow="crop")
-            last.add_row(ProgressBar(1.0, done), Text(lines[-1].strip()))
-            console.print(last)
+            console.print(ProgressBar(1.0, done, width=24))
+            console.print(lines[-1][: max(width - 24, 0)], markup=False, highlight=False)
     return shown.get().rstrip("\n")
 
 
