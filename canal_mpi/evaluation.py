@@ -14,7 +14,7 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.agent.evaluate import episodes
 from canal_mpi.envs import common_spaces, env_maker
-from canal_mpi.errors import DamagedData, UsageError, import_extra, suggestion
+from canal_mpi.errors import DamagedData, UsageError, check_name, import_extra
 from canal_mpi.games import human_normalised
 from canal_mpi.interfaces import (
     TERMINATED,
@@ -100,9 +100,9 @@ def _plan(request: EvaluationRequest) -> dict[str, Any]:
     job = job_of(run, request.trust)
     tasks = [task for task in request.tasks if task != "all"] or list(job.tasks)
     for agent in request.agents:
-        check_known(run, "agent", agent, run.agents)
+        check_name(f"agent of {run.folder}", str(agent), map(str, run.agents), outside=False)
     for task in tasks:
-        check_known(run, "task", task, job.tasks)
+        check_name(f"task of {run.folder}", task, job.tasks, outside=False)
     out = request.out or run.folder / "evaluations"
     return {
         "job": config.to_toml(job),
@@ -223,14 +223,13 @@ class Policy:
     """Acts greedily for any task of a run, as an agent's learner.h5 and, maybe, best.h5 have it."""
 
     def __init__(self, path: Path, job: Job, agent: int, tag: str) -> None:
+        check_name("tag", tag, ("best", "latest"), outside=False)
         self.agent, self.job, self._best = agent, job, Columns()  # instead of newest networks
         if tag == "best":
             if not (best := path.with_name("best.h5")).is_file():
                 words = "has no best networks: the run evaluated none, or ended early."
                 raise UsageError(f"{path.parent} {words}")
             self._best = files.read_finite(best, LIMIT)
-        elif tag != "latest":
-            raise UsageError(f"unknown tag '{tag}'; known: best, latest.")
         self.spaces = common_spaces(job.tasks, job.task)
         self.learner = make_learner(job, agent, self.spaces, job.tasks[0])
         arrays = files.read_finite(path, LIMIT)
@@ -248,9 +247,7 @@ class Policy:
 
     def act(self, task: str, observation: Array) -> int:
         """The action for one observation of a task, given as the environment gives it."""
-        if task not in self.job.tasks:
-            known = ", ".join(self.job.tasks)
-            raise UsageError(f"the run has no task '{task}'; its tasks: {known}.")
+        check_name("task of the run", task, self.job.tasks, outside=False)
         flat = np.asarray(observation, dtype=self.spaces.dtype).reshape(-1)
         full = np.zeros(self.spaces.shape, dtype=self.spaces.dtype)
         full.reshape(-1)[: flat.size] = flat
@@ -269,14 +266,6 @@ class Policy:
         self._task, self._actions = task, common_spaces([task], self.job.task).actions
 
 
-def check_known(run: Run, what: str, wanted: Any, known: Sequence[Any]) -> None:
-    """Refuse an agent or a task that the run does not have."""
-    if wanted not in known:
-        words = f"; its {what}s: {', '.join(map(str, known))}."
-        hint = suggestion(str(wanted), [str(one) for one in known]) or words
-        raise UsageError(f"{run.folder} has no {what} '{wanted}'{hint}")
-
-
 def job_of(run: Run, trust: bool) -> Job:
     """The job of a run; modules that it names are not imported unless it is trusted."""
     job = config.from_toml(str(run.attributes["job"]))
@@ -290,7 +279,7 @@ def job_of(run: Run, trust: bool) -> Job:
 
 def load_policy(run: Run, agent: int, trust: bool = False, tag: str = "latest") -> Policy:
     """An agent of a run, able to act."""
-    check_known(run, "agent", agent, run.agents)
+    check_name(f"agent of {run.folder}", str(agent), map(str, run.agents), outside=False)
     job = job_of(run, trust)
     path = folder_of(run.folder, agent) / LEARNER
     if not path.exists():

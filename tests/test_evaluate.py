@@ -57,8 +57,8 @@ def test_one_pair_can_be_chosen_and_its_steps_saved(trained: Path, tmp_path: Pat
 @pytest.mark.mpi
 def test_a_wrong_wish_is_one_line_and_code_2(trained: Path) -> None:
     for flags, words in (
-        (("--agent", "7"), "has no agent '7'; its agents: 0, 1."),
-        (("--task", "CartPole"), "has no task 'CartPole'; did you mean 'CartPole-v1'?"),
+        (("--agent", "7"), f"unknown agent of {trained} '7'; known: 0, 1."),
+        (("--task", "CartPole"), "'CartPole'; did you mean 'CartPole-v1'? known: Acrobot-v1, Cart"),
     ):
         found = alone(str(trained), *flags)
         assert found.code == 2
@@ -71,9 +71,9 @@ def test_a_policy_acts_and_refuses_what_it_does_not_know(trained: Path, tmp_path
     run_ = load(trained)
     policy = run_.policy(agent=1)
     assert policy.act("CartPole-v1", np.zeros(4)) in range(policy.spaces.actions)
-    with pytest.raises(UsageError, match="no task"):
+    with pytest.raises(UsageError, match="unknown task of the run 'Krull'; known: "):
         policy.act("Krull", np.zeros(4))
-    with pytest.raises(UsageError, match="no agent '5'"):
+    with pytest.raises(UsageError, match=r"unknown agent of .* '5'; known: 0, 1\."):
         load_policy(run_, 5)
     run_.attributes["job"] = run_.attributes["job"].replace("CartPole-v1", "evil:CartPole-v1")
     with pytest.raises(UsageError, match="wants to import evil:CartPole-v1"):
