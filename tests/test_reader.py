@@ -1,16 +1,14 @@
 """Reading runs: whole ones, running ones, older ones, and files that lie."""
 
-import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 from madeup import GAMES, write_run
 from small import played
+from test_hostile import Change, replaced, rewrite
 
 import canal_mpi
 from canal_mpi.errors import DamagedData, UsageError, logger
@@ -21,21 +19,10 @@ from canal_mpi.results.files import write_arrays, write_hdf5
 from canal_mpi.results.inspect import differences, tree, verify
 from canal_mpi.results.reader import load
 
-Change = Callable[[Any], None]
-
 
 def changed(path: Path, change: Change) -> Path:
-    """The same file after a change, with a right checksum."""
-    memory = io.BytesIO((path / "run.h5").read_bytes())
-    with h5py.File(memory, "r") as old:
-
-        def fill(new: Any) -> None:
-            new.attrs.update(dict(old.attrs))
-            for name in old:
-                old.copy(name, new)
-            change(new)
-
-        write_hdf5(path / "run.h5", fill)
+    """The same run after a change of its results, with a right checksum."""
+    rewrite(path / "run.h5", change)
     return path
 
 
@@ -129,16 +116,6 @@ def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(DamagedData, match="checksum"):
         load(path)
-
-
-def replaced(name: str, **options: Any) -> Change:
-    """A change that puts another dataset in the place of one."""
-
-    def change(file: Any) -> None:
-        del file[name]
-        file.create_dataset(name, **options)
-
-    return change
 
 
 def test_a_dataset_of_an_unknown_name_is_not_read(tmp_path: Path) -> None:
