@@ -28,8 +28,8 @@ from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import mean
 from canal_mpi.results.progress import coloured, duration, progress_lines, remaining
-from canal_mpi.results.store import Store
-from canal_mpi.results.summary import Took, count, summary
+from canal_mpi.results.store import Store, decoded
+from canal_mpi.results.summary import Took, compared, count, summary
 from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 30.0  # seconds between two plain lines
@@ -190,10 +190,11 @@ class Display:
             self.say(f"{self._note} · {remaining(self._left())}")
 
     def _score(self) -> None:
-        """The mean of the tasks' scores so far."""
+        """The mean of the tasks' scores so far, of those that can be compared with humans'."""
         tasks = self.store.table("tasks")
-        pairs = zip(tasks["task"], tasks["score"], strict=True)
-        self._mean_hns = mean([human_normalised(t.decode(), s) for t, s in pairs])
+        pairs = zip(decoded(tasks["task"]), tasks["score"], strict=True)
+        known = [human_normalised(t, s) for t, s in pairs if compared(self.job, t)]
+        self._mean_hns = mean(known)
 
     def facts(self, status: str) -> dict[str, Any]:
         """What status.json tells, and what the table is drawn from."""

@@ -8,14 +8,13 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
-from math import isfinite, isnan, nan
+from math import isfinite, isnan
 from pathlib import Path
 from time import sleep, time
 from typing import Any
 
 from canal_mpi import config
 from canal_mpi.errors import CanalError, UsageError, import_extra
-from canal_mpi.games import WHOLE_GAME
 from canal_mpi.results import progress
 from canal_mpi.results.files import read_attributes, read_bytes, write_whole
 from canal_mpi.results.progress import SMALL, clean, duration, number, table, whole
@@ -95,9 +94,7 @@ def run_lines(runs: Sequence[RunStatus]) -> list[str]:
     rows = [["run", "status", "agents", "round", "task", "mean HNS", "heard of", "resumable"]]
     for run in runs:
         first = run.agents[0] if run.agents else {}
-        evaluation = run.settings.get("evaluation")
-        cap = number(evaluation.get("max_steps")) if isinstance(evaluation, dict) else nan
-        hns = number(run.facts.get("mean_hns")) if cap >= WHOLE_GAME else nan
+        hns = number(run.facts.get("mean_hns"))
         row = [clean(run.folder.name), clean(run.status), str(len(run.agents))]
         row += [f"{run.round}/{whole(run.facts.get('rounds'))}", clean(first.get("task"))]
         row += ["–" if isnan(hns) else f"{hns:.1%}"]
