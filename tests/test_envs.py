@@ -268,6 +268,17 @@ def test_random_action_replaces_what_was_asked_for() -> None:
     assert not alike(turns, play(never, [0] * 100))
 
 
+@atari
+def test_filming_a_game_changes_nothing_and_shows_its_opening() -> None:
+    for task in ["Krull", "Frostbite"]:  # they begin otherwise after the emulator's own reset
+        plain, filmed = (atari_game(task, TaskConfig(noop_max=0, max_steps=9)) for _ in range(2))
+        filmed.film()
+        for _ in range(3):
+            assert np.array_equal(plain.reset(), filmed.reset())
+            assert np.array_equal(filmed.picture(), emulator(task).getScreenRGB())
+            assert alike(play(plain, some_actions(8)), play(filmed, some_actions(8)))
+
+
 # Atari: pixels
 
 

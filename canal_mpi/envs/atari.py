@@ -48,6 +48,7 @@ class Emulator(ale_py.ALEInterface):
             raise UsageError(f"ale-py has no ROM for '{task}'; install ale-py from PyPI.")
         self.loadROM(rom)
         self.reset_game()
+        self.opening = self.getScreenRGB()
         self._start = self.cloneState(include_rng=True)
 
     @classmethod
@@ -92,7 +93,7 @@ class AtariGame:
         self._frames = np.zeros((config.frame_stack, *self.spaces.frame_shape), dtype=np.uint8)
         self._screen = Screen(self.ale) if config.obs == "pixels" else None
         self._steps = self._lives = self._last_action = 0
-        self._filmed = False
+        self._shown = False  # whether the screen shows this game already
 
     def reset(self) -> Array:
         """Start an episode, after a random number of no-ops."""
@@ -110,8 +111,9 @@ class AtariGame:
         return self._frames.reshape(self.spaces.shape).copy()
 
     def _restart(self) -> None:
-        if self._screen or self._filmed:
-            self.ale.reset_game()
+        self._shown = bool(self._screen)
+        if self._screen:
+            self.ale.reset_game()  # many games begin otherwise after it than after a restart
         else:
             self.ale.restart()
 
@@ -136,6 +138,7 @@ class AtariGame:
             or self.rng.random() >= self.config.repeat_action_probability
         ):
             self._last_action = action
+        self._shown = True
         return float(self.ale.act(self._last_action))
 
     def _flags(self) -> int:
@@ -177,13 +180,12 @@ class AtariGame:
             self._screen.before[:] = state["before"]
 
     def film(self) -> int:
-        """Let `picture` work from the next reset on; pictures per second."""
-        self._filmed = True
+        """Pictures per second, where one is taken at every step."""
         return 15
 
     def picture(self) -> Array:
         """The screen in colour, as people see it."""
-        screen: Array = self.ale.getScreenRGB()
+        screen: Array = self.ale.getScreenRGB() if self._shown else self.ale.opening
         return screen
 
     def close(self) -> None:
