@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -22,23 +22,14 @@ BLOCK = 100  # steps of one measurement
 WARM_UP = 5  # blocks before the first one: things are loaded and compiled, learning begins
 
 
-class Figure(NamedTuple):
+def figure(values: Array, unit: str) -> dict[str, Any]:
     """The median of several measurements and the middle half of them."""
-
-    median: float
-    low: float
-    high: float
-    unit: str
+    low, median, high = np.percentile(values, [25, 50, 75]).tolist()
+    return {"median": median, "low": low, "high": high, "unit": unit}
 
 
-def figure(values: Array, unit: str) -> Figure:
-    """Of measurements."""
-    low, middle, high = np.percentile(values, [25, 50, 75]).tolist()
-    return Figure(middle, low, high, unit)
-
-
-def measure(task: str, blocks: int) -> dict[str, Figure]:
-    """A real run of one agent with one update per step, as its files tell."""
+def measure(task: str, blocks: int) -> dict[str, Any]:
+    """A real run of one agent with one update per step, as its files tell, and where it ran."""
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "run")
         words = ["train", "-q", "--tasks", task, "--frames", str(BLOCK * (WARM_UP + blocks))]
@@ -49,26 +40,22 @@ def measure(task: str, blocks: int) -> dict[str, Figure]:
             raise RankFailed(f"the training run failed: {done.stderr.strip()}")
         rows = load(run)["train"]
     env, learn = (rows[name][WARM_UP:] for name in ("env_seconds", "learn_seconds"))
-    return {
+    figures = {
         "training": figure(BLOCK / (env + learn), "steps/s, one update per step"),
         "environment": figure(BLOCK / env, "steps/s"),
         "update": figure(1e6 * learn / BLOCK, "µs"),
     }
-
-
-def report(task: str, found: dict[str, Figure]) -> dict[str, Any]:
-    """What was measured, where, as JSON can carry it."""
     where = {"canal-mpi": __version__, "cpu": platform.processor() or platform.machine()}
     where |= {"cores": str(len(os.sched_getaffinity(0))), "load": f"{os.getloadavg()[0]:.1f}"}
-    return {"task": task, "machine": where, "figures": {k: f._asdict() for k, f in found.items()}}
+    return {"task": task, "machine": where, "figures": figures}
 
 
-def lines(task: str, found: dict[str, Figure]) -> list[str]:
+def lines(found: dict[str, Any]) -> list[str]:
     """The same for people."""
-    about = ", ".join(f"{name} {value}" for name, value in report(task, found)["machine"].items())
+    about = ", ".join(f"{name} {value}" for name, value in found["machine"].items())
     rows = [
-        f"  {name:<26} {one.median:9.4g} {one.unit}"
-        + (f" ({one.low:.4g} – {one.high:.4g})" if one.low < one.high else "")
-        for name, one in found.items()
+        f"  {name:<26} {one['median']:9.4g} {one['unit']}"
+        + (f" ({one['low']:.4g} – {one['high']:.4g})" if one["low"] < one["high"] else "")
+        for name, one in found["figures"].items()
     ]
-    return [f"{task} · {about} · median (middle half of the measurements)", *rows]
+    return [f"{found['task']} · {about} · median (middle half of the measurements)", *rows]

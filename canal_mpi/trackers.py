@@ -26,6 +26,11 @@ from canal_mpi.results.reader import Run, load
 from canal_mpi.results.status import RunStatus
 
 EVERY = 2.0  # seconds between two looks at the files
+CURVES = {
+    "loss": ("train", "step"),
+    "return": ("episodes", "step"),
+    "score": ("curve", "env_steps"),
+}
 LIVE = ("mean_return", "loss", "steps_per_second")  # of status.json, over total_steps
 ENDING = threading.Lock()  # several threads may fail at once; the words of one are enough
 
@@ -84,21 +89,14 @@ KINDS: dict[str, Callable[[Path], Tracker]] = {"tensorboard": TensorBoard, "wand
 
 def scalars(run: Run) -> Iterator[tuple[int, str, int, float]]:
     """The curves of a run, point by point: agent, name, step and value."""
-    for k, agent in enumerate(run.agents):
-        yield from ((agent, *point) for point in _scalars_of(run, k, agent))
-
-
-def _scalars_of(run: Run, k: int, agent: int) -> Iterator[tuple[str, int, float]]:
-    sources = (("train", "step", "loss"), ("episodes", "step", "return"))
-    for table, step, value in (*sources, ("curve", "env_steps", "score")):
+    for value, (table, step) in CURVES.items():
         columns = run[table]
-        for row in np.flatnonzero((columns["agent"] == agent) & np.isfinite(columns[value])):
-            tag = f"{columns['task'][row]}/{value}"
-            yield tag, int(columns[step][row]), float(columns[value][row])
-    known = ~np.isnan(run.score[k])
-    for after, task in zip(*np.nonzero(known.any(axis=2)), strict=True):
-        mean = float(run.score[k, after, task][known[after, task]].mean())
-        yield f"{run.tasks[task]}/evaluation_after_round", int(after), mean
+        for row in np.flatnonzero(np.isfinite(columns[value])):
+            agent, tag = int(columns["agent"][row]), f"{columns['task'][row]}/{value}"
+            yield agent, tag, int(columns[step][row]), float(columns[value][row])
+    for k, after, task in zip(*np.nonzero(~np.isnan(run.score).all(axis=3)), strict=True):
+        tag = f"{run.tasks[task]}/evaluation_after_round"
+        yield run.agents[k], tag, int(after), float(np.nanmean(run.score[k, after, task]))
 
 
 class Follower:

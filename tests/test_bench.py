@@ -25,7 +25,8 @@ RAM = Spaces((128,), "|u1", 18)
 
 
 def test_a_figure_is_a_median_with_the_middle_half() -> None:
-    assert figure(np.array([5.0, 1.0, 2.0, 4.0, 3.0]), "µs") == (3.0, 2.0, 4.0, "µs")
+    found = figure(np.array([5.0, 1.0, 2.0, 4.0, 3.0]), "µs")
+    assert found == {"median": 3.0, "low": 2.0, "high": 4.0, "unit": "µs"}
     assert Figure.of([7.0], "MB").low == 7.0
     assert ratios([4.0, 9.0], [2.0, 3.0], "×").median == 2.5
 
@@ -46,8 +47,9 @@ def test_the_command_measures_this_machine(mpi: str) -> None:
 
 
 def test_figures_are_lines_for_people() -> None:
-    about, line = lines("Krull", {"update": figure(np.array([1.0, 2.0, 3.0]), "µs")})
-    assert about.startswith("Krull · canal-mpi")
+    figures = {"update": figure(np.array([1.0, 2.0, 3.0]), "µs")}
+    about, line = lines({"task": "Krull", "machine": {"cores": "2"}, "figures": figures})
+    assert about.startswith("Krull · cores 2 · median")
     assert line.split() == ["update", "2", "µs", "(1.5", "–", "2.5)"]
 
 

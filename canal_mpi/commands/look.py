@@ -168,15 +168,13 @@ def evaluate(ctx: click.Context, /, **options: Any) -> None:
 def bench(task: str, blocks: int, as_json: bool) -> None:
     """Measure how fast this machine trains.
 
-    Also how fast two ranks talk. Takes less than a minute; nothing else should run meanwhile.
+    Takes less than a minute; nothing else should run meanwhile.
     Comparisons with other libraries are scripts in benchmarks/.
     """
     from canal_mpi import bench, envs
 
-    name = envs.canonical(task)
-    found = bench.measure(name, blocks)
-    report = json.dumps(bench.report(name, found), indent=1)
-    click.echo(report if as_json else "\n".join(bench.lines(name, found)))
+    found = bench.measure(envs.canonical(task), blocks)
+    click.echo(json.dumps(found, indent=1) if as_json else "\n".join(bench.lines(found)))
 
 
 COMMANDS = (topology, ls, watch, inspect, report, export, evaluate, bench)
