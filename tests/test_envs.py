@@ -153,6 +153,16 @@ def test_each_of_the_ten_games_shows_its_ram_and_takes_18_actions() -> None:
 
 
 @atari
+def test_a_game_with_fewer_actions_counts_them_again_from_the_first() -> None:
+    for task in ["Skiing", "LostLuggage"]:
+        games = [atari_game(task) for _ in range(2)]
+        for game in games:
+            game.reset()
+        assert len(games[0].actions) == 9
+        assert alike(play(games[0], range(9)), play(games[1], range(9, 18)))
+
+
+@atari
 def test_a_step_is_the_emulators_own_frames_added_up() -> None:
     for task, skip in [("RoadRunner", 4), ("Alien", 4), ("Krull", 1)]:
         game, ale = atari_game(task, TaskConfig(frame_skip=skip, noop_max=0)), emulator(task)

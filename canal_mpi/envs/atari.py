@@ -122,8 +122,9 @@ class AtariGame:
         config, reward = self.config, 0.0
         if config.random_action and self.rng.random() < config.random_action:
             action = int(self.rng.integers(len(self.actions)))
+        chosen = self.actions[action % len(self.actions)]  # Skiing has fewer than 18
         for frame in range(config.frame_skip):
-            reward += self._act(self.actions[action])
+            reward += self._act(chosen)
             if self.ale.game_over():
                 break
             if self._screen and frame == config.frame_skip - 2:
