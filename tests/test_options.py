@@ -313,7 +313,7 @@ def test_without_alpha_old_rows_are_learnt_from_as_new_ones() -> None:
 @pytest.mark.parametrize("ewc", [0.0, 10.0])
 def test_ewc_is_measured_and_pulls_only_if_asked(ewc: float) -> None:
     run = _Run(small_job(rehearsal__ewc_lambda=ewc, rehearsal__ewc_batches=2))
-    assert bool(run.dqn.ewc.fisher) == (ewc > 0)
+    assert (run.dqn.blocks["trunk"].fisher is not None) == (ewc > 0)
     run.dqn.blocks["trunk"].params[:] += 1.0  # away from where the task ended
     plain = small_dqn(small_job())
     plain.load_state_dict(run.dqn.state_dict())
@@ -331,7 +331,7 @@ def test_ewc_alpha_weighs_the_old_fisher_information() -> None:
             )
         )
         dqn.consolidate(lambda: random_batch(0))
-        fisher.append(dqn.ewc.fisher["trunk"])
+        fisher.append(dqn.blocks["trunk"].fisher)
     assert fisher[0].any()
     np.testing.assert_allclose(fisher[1], 0.25 * fisher[0], rtol=1e-6)
 

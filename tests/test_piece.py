@@ -8,7 +8,6 @@ import torch
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array
-from canal_mpi.learn.ewc import EWC
 from canal_mpi.learn.fast_mlp import Layers, ParamBlock, array_of
 from canal_mpi.learn.networks import Mlp, TorchBlock, flatten
 
@@ -79,9 +78,8 @@ def test_both_kinds_of_piece_do_the_same() -> None:
     for piece in (one, two):
         piece.params[:] = piece.put(others)
         _give(piece, _gradient(1, len(one.params)))
-        elastic = EWC(0.5)
-        elastic.load_state_dict({"anchor/net": anchor, "fisher/net": fisher})
-        elastic.add_penalty({"net": piece}, 3.3)
+        piece.anchor, piece.fisher = piece.put(anchor), piece.put(fisher)
+        piece.add_penalty(3.3)
     np.testing.assert_array_equal(one.params, array_of(two.params))
     np.testing.assert_array_equal(one.grad, array_of(two.grad))
     assert one.grad_norm() == pytest.approx(two.grad_norm(), rel=1e-5)

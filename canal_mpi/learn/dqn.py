@@ -7,55 +7,33 @@ share both, with `per_task` every task has a head (and an input layer in front o
 own, with `separate` a whole network.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from math import hypot
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData, needed_for
 from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
-from canal_mpi.learn.ewc import EWC
-from canal_mpi.learn.fast_mlp import FastBackend, ParamBlock, array_of, has_own_input
+from canal_mpi.learn.fast_mlp import (
+    FastBackend,
+    FastQNetwork,
+    ParamBlock,
+    array_of,
+    has_own_input,
+)
 from canal_mpi.settings import Job, LearnConfig
 from canal_mpi.state import compiled, strip_prefix, with_prefix
+
+if TYPE_CHECKING:
+    from canal_mpi.learn.networks import TorchBackend, TorchQNetwork
 
 SMALLEST = 1e-6  # temperature
 HALF, ONE, TWO = (np.float32(number) for number in (0.5, 1, 2))  # keep single precision
 
 
-class QNetwork(Protocol):
-    """Q-values of flat observations; `backward` goes with the last `forward`."""
-
-    def forward(self, obs: Array) -> Array:
-        """Q-values, remembered for `backward`; the next call may overwrite them."""
-        ...
-
-    def forward_both(self, obs: Array, next_obs: Array) -> tuple[Array, Array]:
-        """Q-values of both; the first are remembered for `backward`."""
-        ...
-
-    def backward(self, grad: Array) -> None:
-        """Gradients of the parameters from the gradient of the loss in the Q-values."""
-        ...
-
-    def q_values(self, obs: Array) -> Array:
-        """Q-values alone; the next call may overwrite them."""
-        ...
-
-
-class Backend(Protocol):
-    """Makes blocks (an input, a trunk, a head) and networks of them, the head last."""
-
-    device: str
-
-    def block(self, part: str, seed: int) -> ParamBlock:
-        """A new block; an input layer is the first layer of what the trunk would be alone."""
-        ...
-
-    def q_network(self, blocks: Sequence[ParamBlock], target: bool = False) -> QNetwork:
-        """The network of these blocks, or of their targets."""
-        ...
+QNetwork: TypeAlias = "FastQNetwork | TorchQNetwork"
+Backend: TypeAlias = "FastBackend | TorchBackend"
 
 
 def make_backend(spaces: Spaces, config: LearnConfig) -> Backend:
@@ -91,7 +69,6 @@ class DQN(Learner):
         self.device = self.backend.device  # told in /agents
         self.blocks: dict[str, ParamBlock] = {}
         self._networks: dict[str, TaskNetwork] = {}
-        self.ewc = EWC(job.rehearsal.ewc_alpha)
         self.teacher: QNetwork | None = None
         self.task, self.updates = "", 0
 
@@ -113,7 +90,8 @@ class DQN(Learner):
         network.online.backward(grad_q)
         blocks = network.blocks.values()
         if self.rehearsal.ewc_lambda:
-            self.ewc.add_penalty(network.blocks, self.rehearsal.ewc_lambda)
+            for block in blocks:
+                block.add_penalty(self.rehearsal.ewc_lambda)
         if self.config.max_grad_norm:
             _clip(blocks, self.config.max_grad_norm)
         for block in blocks:
@@ -161,12 +139,16 @@ class DQN(Learner):
         """End of a task: measure which parameters mattered to it (EWC)."""
         if not self.rehearsal.ewc_lambda:
             return
-        with self.ewc.measuring(self.network(self.task).blocks) as measure:
-            for _ in range(self.rehearsal.ewc_batches):
-                batch = sample()
-                _, grad_q = self.loss(batch)
-                self.network(batch.task).online.backward(grad_q)
-                measure()
+        blocks = self.network(self.task).blocks.values()
+        squares = [block.put(np.zeros(len(block.grad), np.float32)) for block in blocks]
+        for _ in range(self.rehearsal.ewc_batches):
+            batch = sample()
+            _, grad_q = self.loss(batch)
+            self.network(batch.task).online.backward(grad_q)
+            for total, block in zip(squares, blocks, strict=True):
+                total += block.grad * block.grad
+        for total, block in zip(squares, blocks, strict=True):
+            block.consolidate(total, self.rehearsal.ewc_batches, self.rehearsal.ewc_alpha)
 
     # ── networks of tasks ──────────────────────────────────────────────────────────────────────
 
@@ -240,11 +222,11 @@ class DQN(Learner):
     # ── state ──────────────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> Columns:
-        """Weights, targets and Adam of all blocks, and EWC."""
+        """Weights, targets, Adam and EWC of all blocks."""
         held: Columns = {"updates": np.array([self.updates], dtype="<i8")}
         for name, block in self.blocks.items():
             held |= with_prefix(f"blocks/{name}", block.state_dict())
-        return held | with_prefix("ewc", self.ewc.state_dict())
+        return held
 
     def policy_state_dict(self) -> Columns:
         """The weights of all blocks: a quarter of `state_dict`."""
@@ -261,7 +243,6 @@ class DQN(Learner):
             groups.setdefault(name, {})[part] = column
         for name, columns in sorted(groups.items(), reverse=True):  # trunks before heads
             self._block(name.partition("/")[0], name).load_state_dict(columns)
-        self.ewc.load_state_dict(strip_prefix("ewc", state))
         self.updates = int(state["updates"][0]) if "updates" in state else 0
 
 

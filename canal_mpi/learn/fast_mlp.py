@@ -251,7 +251,13 @@ def array_of(vector: Vector) -> Array:
 
 
 class ParamBlock:
-    """Layers whose parameters are one vector, with target, gradient and Adam of their own."""
+    """Layers whose parameters are one vector, with target, gradient and Adam of their own.
+
+    By elastic weight consolidation (EWC) parameters that mattered to old tasks are held in place.
+    """
+
+    fisher: Vector = None  # how much each parameter mattered to old tasks, if that was measured
+    anchor: Vector = None  # the parameters at the end of the last one
 
     def __init__(self, layers: Layers, params: Array) -> None:
         self.layers, self.step = layers, 0
@@ -284,10 +290,24 @@ class ParamBlock:
         """The length of the gradient."""
         return sqrt(float((self.grad * self.grad).sum()))
 
+    def consolidate(self, squares: Vector, count: int, alpha: float) -> None:
+        """F ← α·F + (1 − α)·F_new, the mean of `count` squared gradients; hold the parameters."""
+        old = 0.0 if self.fisher is None else self.fisher
+        self.fisher = alpha * old + (1 - alpha) * squares / count
+        self.anchor = self.put(array_of(self.params))
+
+    def add_penalty(self, strength: float) -> None:
+        """Add the gradient of strength / 2 · Σ F · (w − anchor)² to the gradient."""
+        if self.fisher is not None:
+            self.grad += strength * (self.fisher * (self.params - self.anchor))
+
     def _held(self) -> dict[str, Vector]:
         """What a state consists of."""
         held = {"params": self.params, "target": self.target_params}
-        return held | {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        held |= {"exp_avg": self.exp_avg, "exp_avg_sq": self.exp_avg_sq}
+        return held | (
+            {} if self.fisher is None else {"fisher": self.fisher, "anchor": self.anchor}
+        )
 
     def state_dict(self) -> Columns:
         """Everything needed to resume bit-identically."""
@@ -300,6 +320,8 @@ class ParamBlock:
             params, none = state["params"], np.zeros_like(state["params"])
             state = state | {"target": params, "exp_avg": none, "exp_avg_sq": none}
             state["step"] = np.zeros(1, dtype="<i8")
+        if "fisher" in state:
+            self.fisher, self.anchor = (self.put(array_of(self.params)) for _ in range(2))
         for name, vector in self._held().items():
             if state[name].shape != tuple(vector.shape):
                 raise DamagedData(

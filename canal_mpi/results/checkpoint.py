@@ -26,7 +26,7 @@ from canal_mpi.settings import CheckpointConfig
 from canal_mpi.state import strip_prefix
 
 NAME = re.compile(r"round-([0-9]{4,9})-save-([0-9]{6,12})\.h5")
-VERSION = 3
+VERSION = 4
 LESSONS = "membuf/agent-*/*.h5"
 LESSON_ARRAYS = (*ROWS, "donor", "round", "task", "score", "std_error", "episodes", "network")
 LISTED = re.compile(r"(membuf|checkpoints)/agent-[0-9]{1,9}/[A-Za-z0-9][A-Za-z0-9._-]{0,63}\.h5")
