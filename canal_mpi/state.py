@@ -1,5 +1,6 @@
 """Arrays: states as named columns, random streams whose state can be saved, compiled loops."""
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,9 +58,6 @@ def _value(column: Array) -> Any:
     return value.decode() if isinstance(value, bytes) else value
 
 
-MASK = (1 << 64) - 1
-
-
 def seed_sequence(seed: int, agent: int, task: str, purpose: str) -> np.random.SeedSequence:
     """The seed of one stream: independent of every other agent, task and purpose."""
     return np.random.SeedSequence([seed, agent, crc32(task.encode()), crc32(purpose.encode())])
@@ -75,23 +73,24 @@ def seed_integer(seed: int, agent: int, task: str, purpose: str) -> int:
     return int(seed_sequence(seed, agent, task, purpose).generate_state(1)[0] & 0x7FFFFFFF)
 
 
+def to_json(value: Any) -> Array:
+    """What JSON can say, as a column of bytes; numbers keep all their digits."""
+    return np.frombuffer(json.dumps(value).encode(), dtype=np.uint8)
+
+
+def from_json(column: Array) -> Any:
+    """What `to_json` was given; tuples are lists."""
+    return json.loads(column.tobytes())
+
+
 def rng_state(rng: np.random.Generator) -> Array:
-    """The whole state of a generator, as six numbers."""
-    state = rng.bit_generator.state
-    value, step = state["state"]["state"], state["state"]["inc"]
-    words = [value >> 64, value & MASK, step >> 64, step & MASK]
-    return np.array([*words, state["has_uint32"], state["uinteger"]], dtype="<u8")
+    """The whole state of a generator."""
+    return to_json(rng.bit_generator.state)
 
 
-def set_rng_state(rng: np.random.Generator, words: Array) -> None:
+def set_rng_state(rng: np.random.Generator, state: Array) -> None:
     """Give a generator the state that `rng_state` took."""
-    w = [int(word) for word in words]
-    rng.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": w[0] << 64 | w[1], "inc": w[2] << 64 | w[3]},
-        "has_uint32": w[4],
-        "uinteger": w[5],
-    }
+    rng.bit_generator.state = from_json(state)
 
 
 # What Numba may do with sums; NaN and infinity stay what they are.

@@ -18,6 +18,7 @@ from canal_mpi.interfaces import (
     Step,
     TransferEvent,
 )
+from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.results.store import TABLES, Rows
 
 
@@ -130,10 +131,9 @@ def test_the_ledger_notes_offers_lessons_and_refusals() -> None:
     record, sink, _ = recorder()
     mine, theirs = Offer(3, 2, "Krull", 9.0, 50, 700), Offer(1, 1, "Krull", 8.0, 40, 600)
     record.moved(TransferEvent("offer", mine, 3, 4, 2, 700))
-    record.received(FetchResult(theirs, b"x" * 600, 0.5, sender=0))
-    assert len(sink.rows["exchange"]) == 1  # a lesson has its row when it was used
-    record.used(theirs, 0.25, 0.75)
-    record.used(theirs)
+    lesson = Lesson(theirs, {}, {}, sender=0, seconds=0.5)
+    record.used(lesson, 0.25, 0.75)
+    record.used(lesson)
     record.refused(FetchResult(theirs, b"", 0.5, sender=1), "checksum")
     odd = Offer(2, 7, "", nan, 0, 0)
     record.moved(TransferEvent("refusal", odd, 2, 3, 7, reason="empty"))

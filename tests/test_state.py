@@ -5,7 +5,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from canal_mpi.state import random_stream, rng_state, seed_integer, seed_sequence, set_rng_state
+from canal_mpi.state import (
+    from_json,
+    random_stream,
+    rng_state,
+    seed_integer,
+    seed_sequence,
+    set_rng_state,
+)
 
 SEEDS = (0, 1, 2, 2**32, 2**32 + 1, 2**63 - 1)
 PINNED = [2532049249, 3206283441, 1703989750]
@@ -86,19 +93,17 @@ def test_half_used_numbers_are_kept() -> None:
     rng = random_stream(3, 1, "Krull", "explore")
     rng.integers(0, 2**32, 1, dtype=np.uint32)
     words = rng_state(rng)
-    assert words[4] == 1
+    assert from_json(words)["has_uint32"] == 1
     expected = rng.integers(0, 2**32, 3, dtype=np.uint32).tolist()
     other = random_stream(4, 0, "", "")
     set_rng_state(other, words)
     assert other.integers(0, 2**32, 3, dtype=np.uint32).tolist() == expected
 
 
-def test_a_snapshot_is_six_plain_numbers_that_do_not_move() -> None:
+def test_a_snapshot_does_not_move() -> None:
     rng = random_stream(3, 1, "Krull", "explore")
     words = rng_state(rng)
     before = words.tolist()
     rng.random(10)
-    assert words.shape == (6,)
-    assert words.dtype.str == "<u8"
     assert words.tolist() == before
     assert rng_state(rng).tolist() != before

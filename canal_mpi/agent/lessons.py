@@ -94,8 +94,7 @@ class Sharing:
         except DamagedData as error:
             self.record.refused(fetched, str(error))
             return None
-        self.record.received(fetched)
-        return lesson
+        return replace(lesson, sender=fetched.sender, seconds=fetched.seconds)
 
     def embedding(self, rows: Columns, rng: np.random.Generator) -> Array:
         """What the policy compares tasks by; empty where it does not."""

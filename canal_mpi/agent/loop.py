@@ -107,7 +107,7 @@ class Agent:
             self.record_training()
         for lesson in progress.lessons:
             taught = lesson is self.teacher_of(progress.lessons) and progress.schedule.imitation
-            self.record.used(lesson.offer, *(progress.kl, progress.agreement) if taught else ())
+            self.record.used(lesson, *(progress.kl, progress.agreement) if taught else ())
         progress.trained = True
         self.saver.end(self.snapshot())
 

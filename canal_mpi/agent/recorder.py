@@ -1,6 +1,6 @@
 """What an agent writes down: the rows of the results, and the progress that others see."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import nan, sqrt
 from time import perf_counter, process_time
 
@@ -19,7 +19,8 @@ from canal_mpi.interfaces import (
     TransferEvent,
 )
 from canal_mpi.launcher import core_wait
-from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
+from canal_mpi.membuf.lesson import Lesson
+from canal_mpi.state import from_json, to_json
 
 OVER = TERMINATED | TRUNCATED
 RECENT = 100  # episodes whose mean return tells how good play is
@@ -36,7 +37,10 @@ PHASES = {  # what time is spent on, and the column of /tasks for it
     "evaluating": "evaluate_seconds",
     "waiting": "wait_seconds",
 }
-COUNTS = ("env_steps", "probe_steps", "evaluation_steps", "updates", "iterations", "unwritten")
+COUNTS = (
+    *("env_steps", "probe_steps", "evaluation_steps", "updates", "iterations", "unwritten"),
+    *("_losses", "_ended", "_returns", "_lengths"),
+)
 
 
 class Clock:
@@ -92,7 +96,6 @@ class Recorder:
         self.task, self.round = task, round_
         self.env_steps = self.probe_steps = self.evaluation_steps = self.updates = 0
         self.iterations, self.unwritten = 0, 0  # and those that no row of /train tells of yet
-        self._fetched: dict[tuple[int, int], FetchResult] = {}
         self._losses: list[float] = []
         self._ended: list[tuple[int, float]] = []  # own steps and return of every episode
         self._returns: list[float] = []  # of the running episode of every environment
@@ -109,38 +112,22 @@ class Recorder:
 
     def state_dict(self) -> Columns:
         """All counts of the running task."""
-        times = [[*self.clock.since(at).values()] for at in (self._at_task, self._at_row)]
-        fetched = [(*key, f.seconds, f.sender) for key, f in self._fetched.items()]
-        return with_prefix("progress", record_to_columns(self.progress)) | {
-            "counts": np.array([getattr(self, name) for name in COUNTS], dtype="<i8"),
-            "times": np.array(times),
-            "cpu": np.array([process_time() - self._cpu, self.core_waited, self._core_before]),
-            "fetched": np.array(fetched, dtype="<f8").reshape(-1, 4),
-            "losses": np.array(self._losses, dtype="<f8"),
-            "ended": np.array(self._ended, dtype="<f8").reshape(-1, 2),
-            "returns": np.array(self._returns, dtype="<f8"),
-            "lengths": np.array(self._lengths, dtype="<i8"),
-        }
+        counts = {name: getattr(self, name) for name in COUNTS}
+        counts["progress"] = vars(self.progress) | {"wait_share": 0.0}  # it depends on time
+        times = [self.clock.since(at) for at in (self._at_task, self._at_row)]
+        cpu = [process_time() - self._cpu, self.core_waited, self._core_before]
+        return {"counts": to_json(counts), "times": to_json([*times, cpu])}
 
-    def load_state_dict(self, state: Columns, offers: Sequence[Offer]) -> None:
-        """Go on counting where `state` was taken; the offers are those of the lessons held."""
-        vars(self).update(zip(COUNTS, state["counts"].tolist(), strict=True))
+    def load_state_dict(self, state: Columns) -> None:
+        """Go on counting where `state` was taken."""
+        counts = from_json(state["counts"])
+        vars(self.progress).update(counts.pop("progress"))
+        vars(self).update(counts)
         self.start()
-        task, row = (dict(zip(PHASES, times, strict=True)) for times in state["times"].tolist())
-        self.clock.spent = task
-        self._at_row = {phase: task[phase] - row[phase] for phase in PHASES}
-        self._cpu -= float(state["cpu"][0])
-        self._core -= float(state["cpu"][1])
-        self._core_before = float(state["cpu"][2])
-        known = {offer.key: offer for offer in offers}
-        for donor, round_, seconds, sender in state["fetched"].tolist():
-            key = (int(donor), int(round_))
-            self._fetched[key] = FetchResult(known[key], b"", seconds, sender=int(sender))
-        self._losses = state["losses"].tolist()
-        self._ended = [(int(step), total) for step, total in state["ended"].tolist()]
-        self._returns, self._lengths = state["returns"].tolist(), state["lengths"].tolist()
-        saved = record_from_columns(Progress, strip_prefix("progress", state))
-        vars(self.progress).update(vars(saved))
+        self.clock.spent, row, (cpu, core, self._core_before) = from_json(state["times"])
+        self._at_row = {phase: self.clock.spent[phase] - row[phase] for phase in PHASES}
+        self._cpu -= cpu
+        self._core -= core
 
     # ── progress and time ──────────────────────────────────────────────────────────────────────
 
@@ -290,28 +277,21 @@ class Recorder:
 
     # ── the exchange ───────────────────────────────────────────────────────────────────────────
 
-    def received(self, fetched: FetchResult) -> None:
-        """A lesson that arrived whole; `used` writes its row."""
-        self._fetched[fetched.offer.key] = fetched
-
-    def used(self, offer: Offer, kl: float = nan, agreement: float = nan) -> None:
+    def used(self, lesson: Lesson, kl: float = nan, agreement: float = nan) -> None:
         """A lesson that was learnt from; of the teacher's, how well the student agrees with it."""
-        fetched = self._fetched[offer.key]
-        size = len(fetched.data) or offer.bytes  # the packed rows are gone after a resume
-        self._took("lesson", fetched, size, "", kl, agreement)
+        here, offer = (self.agent, self.round), lesson.offer
+        event = TransferEvent("lesson", offer, lesson.sender, *here, offer.bytes, lesson.seconds)
+        self.moved(event, kl, agreement)
 
     def swapped(self, offer: Offer) -> None:
         """Rows that a neighbour on the same task sent while it was learning."""
-        self._took("swap", FetchResult(offer, b"", 0.0, sender=offer.donor), offer.bytes, "")
+        here = (self.agent, self.round)
+        self.moved(TransferEvent("swap", offer, offer.donor, *here, offer.bytes))
 
-    def refused(self, fetched: FetchResult, reason: str) -> None:
+    def refused(self, f: FetchResult, reason: str) -> None:
         """A lesson that did not arrive whole, or was not asked for."""
-        self._took("refusal", fetched, len(fetched.data), reason)
-
-    def _took(self, kind: str, f: FetchResult, size: int, reason: str, *agreement: float) -> None:
-        ends = (f.sender, self.agent, self.round)
-        event = TransferEvent(kind, f.offer, *ends, size, f.seconds, reason)
-        self.moved(event, *agreement)
+        ends, size = (f.sender, self.agent), len(f.data)
+        self.moved(TransferEvent("refusal", f.offer, *ends, self.round, size, f.seconds, reason))
 
     def moved(self, event: TransferEvent, kl: float = nan, agreement: float = nan) -> None:
         """Something that crossed an edge, or was refused on its way: a row of /exchange."""

@@ -1,21 +1,21 @@
 """A task that is being learnt: how, from which lessons, and how far the agent has come."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import inf, nan
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import Array, Columns, Env, Offer
+from canal_mpi.interfaces import Array, Columns, Env
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.state import (
-    record_from_columns,
-    record_to_columns,
+    from_json,
     rng_state,
     set_rng_state,
     strip_prefix,
+    to_json,
     with_prefix,
 )
 
@@ -52,8 +52,10 @@ class TaskProgress:
     obs: Array = field(default_factory=lambda: np.zeros(0))  # what the next action answers
     saved_env: Columns = field(default_factory=dict)  # of the environments before a resume
 
-    COUNTS = ("updates", "plateaus", "playing", "steps", "trained")
-    NUMBERS = ("kl", "agreement", "best_kl")
+    SAVED = (
+        *("updates", "plateaus", "playing", "steps", "trained"),
+        *("kl", "agreement", "best_kl"),
+    )
 
     @property
     def imitation(self) -> float:
@@ -63,13 +65,10 @@ class TaskProgress:
 
     def state_dict(self) -> Columns:
         """Everything of it, for a checkpoint."""
-        held = with_prefix("schedule", record_to_columns(self.schedule))
-        held |= {"counts": np.array([int(getattr(self, n)) for n in self.COUNTS], dtype="<i8")}
-        held |= {"numbers": np.array([getattr(self, n) for n in self.NUMBERS], dtype="<f8")}
+        counts = {"schedule": asdict(self.schedule)} | {n: getattr(self, n) for n in self.SAVED}
+        held = {"counts": to_json(counts)}
         for k, lesson in enumerate(self.lessons):
-            parts = with_prefix("offer", record_to_columns(lesson.offer))
-            parts |= with_prefix("rows", lesson.rows) | with_prefix("network", lesson.network)
-            held |= with_prefix(f"lesson-{k:04d}", parts)
+            held |= with_prefix(f"lesson-{k:04d}", lesson.state_dict())
         if self.playing and not self.trained and self.env is not None:
             held |= with_prefix("env", self.env.state_dict()) | {"obs": self.obs}
         return held
@@ -77,21 +76,12 @@ class TaskProgress:
     @classmethod
     def restored(cls, state: Columns) -> "TaskProgress":
         """The progress that `state` told of."""
+        counts = from_json(state["counts"])
+        schedule = TaskSchedule(**counts.pop("schedule"))
         names = sorted({name.split("/")[0] for name in state if name.startswith("lesson-")})
-        made = cls(
-            record_from_columns(TaskSchedule, strip_prefix("schedule", state)),
-            [_lesson(strip_prefix(name, state)) for name in names],
-            obs=state.get("obs", np.zeros(0)),
-            saved_env=strip_prefix("env", state),
-        )
-        vars(made).update(zip(cls.COUNTS, state["counts"].tolist(), strict=True))
-        vars(made).update(zip(cls.NUMBERS, state["numbers"].tolist(), strict=True))
-        return made
-
-
-def _lesson(state: Columns) -> Lesson:
-    offer = record_from_columns(Offer, strip_prefix("offer", state))
-    return Lesson(offer, strip_prefix("rows", state), strip_prefix("network", state))
+        lessons = [Lesson.restored(strip_prefix(name, state)) for name in names]
+        obs = state.get("obs", np.zeros(0))
+        return cls(schedule, lessons, obs=obs, saved_env=strip_prefix("env", state), **counts)
 
 
 class NoCheckpoints:
@@ -158,8 +148,7 @@ def _restore(agent: "Agent", state: Columns) -> None:
     agent.explore, agent.draws = agent.stream("explore"), agent.stream("sample")
     set_rng_state(agent.explore, state["streams/explore"])
     set_rng_state(agent.draws, state["streams/sample"])
-    offers = [lesson.offer for lesson in progress.lessons]
-    agent.record.load_state_dict(strip_prefix("record", state), offers)
+    agent.record.load_state_dict(strip_prefix("record", state))
     agent.record.sink.load_state_dict(strip_prefix("sink", state))
     networks = strip_prefix("networks", state)
     for number in {name.partition("/")[0] for name in networks}:

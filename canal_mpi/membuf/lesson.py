@@ -7,6 +7,7 @@ import numpy as np
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import KNOWN_FLAGS, LAST, TRUNCATED, Array, Columns, Offer, Spaces
 from canal_mpi.membuf.wire import decode, encode
+from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
 
 LESSON_VERSION = 1
 ROWS = ("state", "action", "reward", "flags")
@@ -20,6 +21,22 @@ class Lesson:
     offer: Offer
     rows: Columns
     network: Columns
+    sender: int = -1  # the neighbour that it came from
+    seconds: float = 0.0  # that it took
+
+    def state_dict(self) -> Columns:
+        """Everything of it, for a checkpoint."""
+        held = {"came": np.array([self.sender, self.seconds])}
+        held |= with_prefix("offer", record_to_columns(self.offer))
+        return held | with_prefix("rows", self.rows) | with_prefix("network", self.network)
+
+    @classmethod
+    def restored(cls, state: Columns) -> "Lesson":
+        """The lesson that `state` told of."""
+        offer = record_from_columns(Offer, strip_prefix("offer", state))
+        rows, network = (strip_prefix(name, state) for name in ("rows", "network"))
+        sender, seconds = state["came"].tolist()
+        return cls(offer, rows, network, int(sender), seconds)
 
 
 def pack(
@@ -34,26 +51,24 @@ def pack(
         "round": np.array([round_], dtype="<i4"),
         "task": np.array([task.encode()], dtype="S64"),
     }
-    brain = {f"network/{name}": column for name, column in network.items()}
     columns = {name: rows[name] for name in ROWS}
-    return encode(about | columns | brain, pack=packs)
+    return encode(about | columns | with_prefix("network", network), pack=packs)
 
 
 def unpack(data: bytes, offer: Offer, spaces: Spaces, limit: int) -> Lesson:
     """The checked lesson that was offered, or DamagedData with the reason."""
     columns = decode(data, limit)
-    network = {name: column for name, column in columns.items() if name.startswith("network/")}
+    network = strip_prefix("network", columns)
     expected = {"version", "donor", "round", "task", *ROWS}
-    if columns.keys() - network.keys() != expected:
+    if columns.keys() - with_prefix("network", network).keys() != expected:
         raise DamagedData(f"lesson has the columns {sorted(columns)}; expected {sorted(expected)}")
     _check_identity(columns, offer)
     _check_rows(columns, offer, spaces)
     for name, column in network.items():
         if column.dtype.str != "<f4" or column.ndim != 1:
-            raise DamagedData(f"lesson's {name} is no vector of numbers of 32 bits")
-        _check_size(name, column)
-    brain = {name.removeprefix("network/"): column for name, column in network.items()}
-    return Lesson(offer, {name: columns[name] for name in ROWS}, brain)
+            raise DamagedData(f"lesson's network/{name} is no vector of numbers of 32 bits")
+        _check_size(f"network/{name}", column)
+    return Lesson(offer, {name: columns[name] for name in ROWS}, network)
 
 
 def _check_identity(columns: Columns, offer: Offer) -> None:
@@ -72,10 +87,11 @@ def _check_identity(columns: Columns, offer: Offer) -> None:
 def _check_rows(columns: Columns, offer: Offer, spaces: Spaces) -> None:
     state, action, reward, flags = (columns[name] for name in ROWS)
     wanted = np.dtype(spaces.dtype).newbyteorder("<").str
-    _require(state.dtype.str == wanted and state.shape[1:] == spaces.frame_shape, "states", state)
-    _require(action.dtype == np.uint8 and action.ndim == 1, "actions", action)
-    _require(reward.dtype.str == "<f4" and reward.ndim == 1, "rewards", reward)
-    _require(flags.dtype == np.uint8 and flags.ndim == 1, "flags", flags)
+    kinds = [(wanted, spaces.frame_shape), ("|u1", ()), ("<f4", ()), ("|u1", ())]
+    for name, kind in zip(ROWS, kinds, strict=True):
+        column = columns[name]
+        if column.ndim == 0 or (column.dtype.str, column.shape[1:]) != kind:
+            raise DamagedData(f"lesson's {name} is {column.dtype.str} of shape {column.shape}")
     if len({len(column) for column in (state, action, reward, flags)}) != 1:
         raise DamagedData("lesson's columns differ in length")
     if len(action) < 2 or offer.rows not in (-1, len(action)):  # -1: not said before
@@ -98,8 +114,3 @@ def _check_size(name: str, column: Array) -> None:
     odd = column[~(np.abs(column) <= LARGEST)]
     if odd.size:
         raise DamagedData(f"lesson's {name} holds {odd.flat[0]}; expected at most {LARGEST:g}")
-
-
-def _require(fits: bool, what: str, found: Array) -> None:
-    if not fits:
-        raise DamagedData(f"lesson's {what} are {found.dtype.str} of shape {found.shape}")
