@@ -97,7 +97,6 @@ def lookup(kind: str, name: str, table: Mapping[str, Any]) -> Any:
 
 TAKES = {  # what a function or class of the user's own is called with
     "algorithm": ("spaces", "job", "seed_of"),
-    "distance": ("a", "b"),
     "network": ("shape", "widths", "layer_norm"),
     "order": ("tasks", "agent", "seed"),
     "policy": ("need", "offers"),

@@ -5,19 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from canal_mpi.errors import UsageError, lookup
 from canal_mpi.state import random_stream
 
-TEN_GAMES = (
-    "RoadRunner",
-    "Riverraid",
-    "StarGunner",
-    "Krull",
-    "Robotank",
-    "Jamesbond",
-    "Alien",
-    "Kangaroo",
-    "Frostbite",
-    "BattleZone",
-)
-
 RANDOM_AND_HUMAN: Mapping[str, tuple[float, float]] = {
     "RoadRunner": (11.5, 7845.0),
     "Riverraid": (1338.5, 17118.0),
@@ -30,6 +17,7 @@ RANDOM_AND_HUMAN: Mapping[str, tuple[float, float]] = {
     "Frostbite": (65.2, 4334.7),
     "BattleZone": (2360.0, 37187.5),
 }
+TEN_GAMES = tuple(RANDOM_AND_HUMAN)
 
 WHOLE_GAME = 3000  # steps after which most games are over: only then human scores compare
 

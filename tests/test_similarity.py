@@ -9,8 +9,8 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.learn.simnet import train_simnet
 from canal_mpi.membuf.selection import (
+    DISTANCES,
     cosine_distance,
-    distance,
     play_embedding,
     sorted_distance,
     weights_distance,
@@ -44,9 +44,9 @@ def test_the_cosine_distance_looks_at_the_angle_only() -> None:
 
 def test_distances_go_by_their_names() -> None:
     a, b = _array(3, 4), _array(4, 3)
-    assert distance("weights", a, b) == pytest.approx(2**0.5)
-    assert distance("outputs", a, b) == 0.0
-    assert distance("cosine", a, b) == pytest.approx(0.04, abs=1e-6)
+    assert DISTANCES["weights"](a, b) == pytest.approx(2**0.5)
+    assert DISTANCES["outputs"](a, b) == 0.0
+    assert DISTANCES["cosine"](a, b) == pytest.approx(0.04, abs=1e-6)
 
 
 def _play(seed: int, centre: float = 0.0, action: float = 0.5, reward: float = 0.1) -> Columns:
@@ -67,7 +67,8 @@ def _play(seed: int, centre: float = 0.0, action: float = 0.5, reward: float = 0
 @pytest.mark.parametrize("measure", ["cosine", "weights"])
 def test_play_of_the_same_kind_is_nearer_than_play_of_another(measure: str, other: Columns) -> None:
     first, same, different = (play_embedding(rows, 2) for rows in (_play(0), _play(1), other))
-    assert distance(measure, first, same) < distance(measure, first, different)
+    distance = DISTANCES[measure]
+    assert distance(first, same) < distance(first, different)
 
 
 def test_an_embedding_of_play_is_the_same_every_time_and_order_does_not_matter() -> None:
@@ -134,7 +135,7 @@ def _ten_games(job: Job, agent: int) -> list[Array]:
 
 def _same_is_nearest(job: Job, measure: str) -> tuple[int, Array]:
     mine, theirs = _ten_games(job, 0), _ten_games(job, 1)
-    matrix = np.array([[distance(measure, a, b) for b in theirs] for a in mine])
+    matrix = np.array([[DISTANCES[measure](a, b) for b in theirs] for a in mine])
     return int((matrix.argmin(axis=1) == np.arange(10)).sum()), matrix
 
 

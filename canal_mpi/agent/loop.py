@@ -10,11 +10,11 @@ import numpy as np
 from canal_mpi.agent.evaluate import episodes
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
-from canal_mpi.agent.state import NoCheckpoints, TaskProgress, TaskSchedule, agent_state_dict
+from canal_mpi.agent.state import TaskProgress, TaskSchedule, agent_state_dict
 from canal_mpi.errors import DamagedData, NotRepeatable, RankFailed, logger
 from canal_mpi.games import win_return_of
 from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
-from canal_mpi.membuf.buffer import observations
+from canal_mpi.membuf.buffer import Buffer, observations
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.membuf.rehearsal import Rehearsal, with_q_values
 from canal_mpi.membuf.replay import Replay
@@ -47,7 +47,7 @@ class Agent:
     ) -> None:
         self.job, self.number, self.order = job, number, order
         self.envs, self.learner, self.replay, self.rehearsal = envs, learner, replay, rehearsal
-        self.sharing, self.record, self.saver = sharing, record, saver or NoCheckpoints()
+        self.sharing, self.record, self.saver = sharing, record, saver
         self.first_round, self.task = 1, order[0]
         self.progress = TaskProgress(TaskSchedule(0))
         self.held_out = np.zeros(0)  # states on which a student is compared with its teacher
@@ -83,19 +83,24 @@ class Agent:
 
     def begin(self, task: str, round_: int) -> TaskProgress:
         """A new task, with what the neighbours have to say about it."""
-        self.task = task
-        self.record.begin(task, round_)
+        self.set_task(task, round_)
         self.record.phase("exchanging")
-        self.explore, self.draws = self.stream("explore"), self.stream("sample")
-        self.learner.set_task(task)
-        self.sharing.begin(task, round_)
         lessons = self.take_lessons()
         self.record.phase("saving")  # from here to the training: the first checkpoint of the task
         self.progress = TaskProgress(self.schedule_for(lessons), lessons)
         self.take_in(self.progress)
         self.record.plan(self.progress.schedule.pretrain + self.progress.schedule.steps)
-        self.saver.start(self.finite_state_dict)
+        if self.saver:
+            self.saver.start(self.finite_state_dict)
         return self.progress
+
+    def set_task(self, task: str, round_: int) -> None:
+        """Turn to the task of a round; what was counted of the one before is gone."""
+        self.task = task
+        self.record.begin(task, round_)
+        self.explore, self.draws = self.stream("explore"), self.stream("sample")
+        self.learner.set_task(task)
+        self.sharing.begin(task, round_)
 
     def train(self, progress: TaskProgress) -> None:
         """Learn from the lessons first, then play."""
@@ -109,7 +114,8 @@ class Agent:
             taught = lesson is self.teacher_of(progress.lessons) and progress.schedule.imitation
             self.record.used(lesson, *(progress.kl, progress.agreement) if taught else ())
         progress.trained = True
-        self.saver.end(self.snapshot())
+        if self.saver:
+            self.saver.end(self.snapshot())
 
     def pretrain(self, progress: TaskProgress) -> None:
         """Learn from lessons until the agreement with the teacher no longer improves."""
@@ -235,7 +241,8 @@ class Agent:
             self.record_training()
         self.record.beat()
         self.record.clock.switch("saving")
-        self.saver.turn(steps, self.snapshot())
+        if self.saver:
+            self.saver.turn(steps, self.snapshot())
 
     def record_training(self) -> None:
         """A row of /train; who has no own step yet takes no random action."""
@@ -278,16 +285,16 @@ class Agent:
         """Play at random for a while to see what this task is like."""
         self.record.phase("probing")
         env, steps = self.envs(self.task, "probe", self.number), self.job.share.probe
-        rng, scratch = self.stream("probe"), Replay(self.replay.spaces, steps, self.replay.learn)
-        scratch.own.start(env.reset())
+        rng, scratch = self.stream("probe"), Buffer(self.replay.spaces, steps)
+        scratch.start(env.reset())
         for _ in range(steps):
             actions = rng.integers(self.replay.spaces.actions, size=env.count)
             env.send(actions)
-            scratch.own.add(actions, env.recv())
+            scratch.add(actions, env.recv())
             self.record.probe_steps += env.count
             self.record.beat()
         env.close()
-        return self.sharing.embedding(scratch.own.export(), rng)
+        return self.sharing.embedding(scratch.export(), rng)
 
     def schedule_for(self, lessons: list[Lesson]) -> TaskSchedule:
         """What the chosen mode does with lessons of this very task; without one it plays."""

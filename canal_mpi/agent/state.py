@@ -1,6 +1,5 @@
 """A task that is being learnt: how, from which lessons, and how far the agent has come."""
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from math import inf, nan
 from typing import TYPE_CHECKING
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from canal_mpi.errors import DamagedData
-from canal_mpi.interfaces import Array, Columns, Env
+from canal_mpi.interfaces import Array, Columns, Env, Stateful
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.state import (
     from_json,
@@ -84,39 +83,31 @@ class TaskProgress:
         return cls(schedule, lessons, obs=obs, saved_env=strip_prefix("env", state), **counts)
 
 
-class NoCheckpoints:
-    """For an agent whose steps nobody keeps."""
-
-    def start(self, state: Callable[[], Columns]) -> None:
-        """Nothing is kept."""
-
-    def turn(self, steps: int, state: Callable[[], Columns] | None) -> None:
-        """Nothing is kept."""
-
-    def end(self, state: Callable[[], Columns] | None) -> None:
-        """Nothing is kept."""
+def _parts(agent: "Agent") -> dict[str, Stateful]:
+    """What takes back its state after the lessons are taken in."""
+    return {
+        "rehearsal": agent.rehearsal,
+        "own": agent.replay.own,
+        "link": agent.sharing.link,
+        "record": agent.record,
+        "sink": agent.record.sink,
+    }
 
 
 def agent_state_dict(agent: "Agent") -> Columns:
     """Everything that the agent needs to resume from here, bit-identical."""
-    parts = {
-        "progress": agent.progress.state_dict(),
-        "learner": agent.learner.state_dict(),
-        "rehearsal": agent.rehearsal.state_dict(),
-        "own": agent.replay.own.state_dict(),
-        "link": agent.sharing.link.state_dict(),
-        "record": agent.record.state_dict(),
-        "sink": agent.record.sink.state_dict(),
-        "streams": {"explore": rng_state(agent.explore), "sample": rng_state(agent.draws)},
-    }
     held: Columns = {
         "round": np.array([agent.record.round], dtype="<i8"),
         "lesson_fraction": np.array([agent.replay.lesson_fraction]),
+        "streams/explore": rng_state(agent.explore),
+        "streams/sample": rng_state(agent.draws),
     }
+    held |= with_prefix("progress", agent.progress.state_dict())
+    held |= with_prefix("learner", agent.learner.state_dict())
+    for name, part in _parts(agent).items():
+        held |= with_prefix(name, part.state_dict())
     for round_, network in agent.networks.items():
-        parts[f"networks/{round_}"] = network
-    for name, columns in parts.items():
-        held |= with_prefix(name, columns)
+        held |= with_prefix(f"networks/{round_}", network)
     return held
 
 
@@ -131,25 +122,16 @@ def restore(agent: "Agent", state: Columns) -> None:
 
 
 def _restore(agent: "Agent", state: Columns) -> None:
-    round_ = agent.first_round = int(state["round"][0])
-    agent.task = agent.order[round_ - 1]
-    progress = agent.progress = agent.resumed = TaskProgress.restored(
-        strip_prefix("progress", state)
-    )
-    agent.record.begin(agent.task, round_)
+    agent.first_round = int(state["round"][0])
+    agent.progress = agent.resumed = TaskProgress.restored(strip_prefix("progress", state))
     agent.learner.load_state_dict(strip_prefix("learner", state))
-    agent.learner.set_task(agent.task)
-    agent.take_in(progress)
-    agent.rehearsal.load_state_dict(strip_prefix("rehearsal", state))
-    agent.replay.own.load_state_dict(strip_prefix("own", state))
+    agent.set_task(agent.order[agent.first_round - 1], agent.first_round)
+    agent.take_in(agent.progress)
+    for name, part in _parts(agent).items():
+        part.load_state_dict(strip_prefix(name, state))
     agent.replay.lesson_fraction = float(state["lesson_fraction"][0])
-    agent.sharing.begin(agent.task, round_)
-    agent.sharing.link.load_state_dict(strip_prefix("link", state))
-    agent.explore, agent.draws = agent.stream("explore"), agent.stream("sample")
     set_rng_state(agent.explore, state["streams/explore"])
     set_rng_state(agent.draws, state["streams/sample"])
-    agent.record.load_state_dict(strip_prefix("record", state))
-    agent.record.sink.load_state_dict(strip_prefix("sink", state))
     networks = strip_prefix("networks", state)
     for number in {name.partition("/")[0] for name in networks}:
         agent.networks[int(number)] = strip_prefix(number, networks)

@@ -19,7 +19,6 @@ from canal_mpi.settings import LearnConfig
 from canal_mpi.state import compiled, inlined
 
 CHUNK = 1 << 16  # initial weights drawn at once, so that wide layers need little more memory
-MAX_ROWS = 1024  # that pass at once when there is nothing to learn from them
 LAYER_NORM_EPS = np.float32(1e-5)
 BETA1, BETA2, ADAM_EPS = 0.9, 0.999, 1e-8
 ZERO, ONE, INFINITY = np.float32(0), np.float32(1), np.float32(np.inf)  # single precision
@@ -373,10 +372,7 @@ class FastQNetwork:
 
     def q_values(self, obs: Array) -> Array:
         """Q-values alone."""
-        if len(obs) <= MAX_ROWS:
-            return self.forward(obs)
-        parts = range(0, len(obs), MAX_ROWS)
-        return np.concatenate([self.forward(obs[k : k + MAX_ROWS]).copy() for k in parts])
+        return self.forward(obs)
 
 
 class FastBackend:

@@ -52,10 +52,7 @@ class Rehearsal:
 
     def sample(self, current: str, rng: np.random.Generator) -> Batch:
         """A batch of one old task, each equally likely."""
-        others = self.others(current)
-        task = others[int(rng.integers(len(others)))]
-        parts = [(self.tasks[task], self.sampler.learn.batch_size)]
-        return self.sampler.sample(parts, rng)._replace(task=task)
+        return self.sampler.sample_one(self.others(current), self.tasks, rng)
 
     def state_dict(self) -> Columns:
         """All reservoirs, for a checkpoint."""

@@ -103,6 +103,14 @@ class Sampler:
             return self._batch
         return self._batch._replace(stored_q=np.concatenate(q_values))
 
+    def sample_one(
+        self, tasks: Sequence[str], buffers: Mapping[str, Buffer], rng: np.random.Generator
+    ) -> Batch:
+        """A batch of one of the tasks, each equally likely."""
+        task = tasks[int(rng.integers(len(tasks)))]
+        parts = [(buffers[task], self.learn.batch_size)]
+        return self.sample(parts, rng)._replace(task=task)
+
     def fill(self, buffer: Buffer, rows: Array, start: int = 0) -> Batch:
         """Write the n-step transitions that start at `rows` into the batch, from `start` on."""
         played = (buffer.state_rows, buffer.flags, buffer.action, buffer.reward)
@@ -152,10 +160,7 @@ class Replay:
 
     def sample_other(self, rng: np.random.Generator) -> Batch:
         """One batch of a lesson of another task."""
-        names = sorted(self.others)
-        task = names[int(rng.integers(len(names)))]
-        parts = [(self.others[task], self.learn.batch_size)]
-        return self.sampler.sample(parts, rng)._replace(task=task)
+        return self.sampler.sample_one(sorted(self.others), self.others, rng)
 
     def _parts(self, rng: np.random.Generator) -> list[tuple[Buffer, int]]:
         """How many rows of each source: lessons get their share, among them by their rows."""

@@ -7,7 +7,6 @@ from statistics import median
 
 import numpy as np
 
-from canal_mpi.errors import lookup
 from canal_mpi.interfaces import LAST, Array, Columns, Offer
 
 
@@ -48,7 +47,7 @@ def similar(need: Need, offers: Sequence[Offer]) -> list[Offer]:
     comparable = [offer for offer in offers if len(offer.embedding) == len(need.embedding)]
 
     def how_far(offer: Offer) -> float:
-        return distance(need.measure, need.embedding, offer.embedding)
+        return DISTANCES[need.measure](need.embedding, offer.embedding)
 
     return sorted(best_first(comparable), key=how_far)[: need.nearest]
 
@@ -105,12 +104,6 @@ DISTANCES: Mapping[str, Callable[[Array, Array], float]] = {
     "outputs": sorted_distance,
     "cosine": cosine_distance,
 }
-
-
-def distance(name: str, a: Array, b: Array) -> float:
-    """A distance by its name."""
-    found: float = lookup("distance", name, DISTANCES)(a, b)
-    return found
 
 
 def play_embedding(rows: Columns, actions: int) -> Array:
