@@ -8,25 +8,10 @@ import numpy as np
 
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.interfaces import (
-    LAST,
-    Array,
-    Columns,
-    Embed,
-    FetchResult,
-    Learner,
-    Link,
-    Offer,
-)
+from canal_mpi.interfaces import LAST, Array, Columns, Embed, FetchResult, Learner, Link, Offer
 from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.replay import Replay
-from canal_mpi.membuf.selection import (
-    Need,
-    Policy,
-    cut,
-    join,
-    one_after_another,
-)
+from canal_mpi.membuf.selection import Need, Policy, cut, join, one_after_another
 from canal_mpi.settings import Job
 from canal_mpi.state import with_prefix
 
@@ -105,13 +90,11 @@ class Sharing:
     def offer(self, replay: Replay, learner: Learner, rng: np.random.Generator) -> None:
         """Tell the neighbours what this task gave; only own play is offered."""
         self.record.phase("saving")
-        rows: Columns = {"action": np.zeros(0)}
-        if len(replay.own):
-            rows = replay.own.export(self.job.share.rows)
-            network = learner.get_weights() if self.job.reuse.network else {}
+        rows, offer, data = replay.own.export(self.job.share.rows), None, b""
+        network = learner.get_weights() if self.job.reuse.network else {}
+        if len(rows["action"]):
             self._save(rows, network)
         self.record.phase("exchanging")
-        offer, data = None, b""
         if self.link.out_neighbors and len(rows["action"]):
             embedding = self.embedding(rows, rng)
             data = pack(self.number, self.round, self.task, rows, network, self.packs)

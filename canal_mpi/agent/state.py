@@ -9,14 +9,7 @@ import numpy as np
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns, Env, Stateful
 from canal_mpi.membuf.lesson import Lesson
-from canal_mpi.state import (
-    from_json,
-    rng_state,
-    set_rng_state,
-    strip_prefix,
-    to_json,
-    with_prefix,
-)
+from canal_mpi.state import from_json, rng_state, set_rng_state, strip_prefix, to_json, with_prefix
 
 if TYPE_CHECKING:
     from canal_mpi.agent.loop import Agent

@@ -15,13 +15,7 @@ import numpy as np
 
 from canal_mpi.errors import DamagedData, needed_for
 from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
-from canal_mpi.learn.fast_mlp import (
-    FastBackend,
-    FastQNetwork,
-    ParamBlock,
-    array_of,
-    has_own_input,
-)
+from canal_mpi.learn.fast_mlp import FastBackend, FastQNetwork, ParamBlock, array_of, has_own_input
 from canal_mpi.settings import Job, LearnConfig
 from canal_mpi.state import compiled, strip_prefix, with_prefix
 

@@ -7,16 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from canal_mpi.interfaces import (
-    LAST,
-    LIFE,
-    TERMINATED,
-    TRUNCATED,
-    Array,
-    Batch,
-    Columns,
-    Spaces,
-)
+from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Array, Batch, Columns, Spaces
 from canal_mpi.membuf.buffer import ENDS, Buffer
 from canal_mpi.settings import LearnConfig
 from canal_mpi.state import compiled, inlined

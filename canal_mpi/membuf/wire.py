@@ -24,7 +24,6 @@ NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
 RAW, ZSTD, BYTE_DELTA = 0, 1, 2
 MOST_DIMENSIONS = 8
 LEVEL = 5  # of zstd, for rows of bytes
-SPARSE = 10  # one change in so many rows is written faster as runs
 BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
 
 
@@ -44,8 +43,8 @@ def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
     body, count = _checked_body(memoryview(data))
     columns: Columns = {}
     heads, start = _heads(body, count)
-    if sum(head.raw for head in heads) > limit:
-        total = sum(head.raw for head in heads)
+    total = sum(head.raw for head in heads)
+    if total > limit:
         raise DamagedData(f"message announces {total} bytes of arrays; the limit is {limit}")
     for head in heads:
         if head.name in columns:
@@ -198,18 +197,13 @@ def unpack_bytedelta(data: bytes | memoryview, size: tuple[int, int]) -> Array:
     least = planes * width
     plain = np.frombuffer(_plain(data, least, least + number * planes), dtype=np.uint8)
     masks, kept, at = plain[:least].reshape(planes, width), plain[least:], 0
-    found = np.empty((planes, number), dtype=np.uint8)
+    found = np.zeros((planes, number), dtype=np.uint8)
     for plane, bits in zip(found, masks, strict=True):
         places = np.flatnonzero(np.unpackbits(bits, count=number).view(bool))
         if at + len(places) > len(kept):
             raise DamagedData("rows change more often than changes are given")
-        changes, at = kept[at : at + len(places)], at + len(places)
-        if len(places) * SPARSE < number:
-            values = np.cumsum(np.append(np.uint8(0), changes), dtype=np.uint8)
-            plane[:] = np.repeat(values, np.diff(places, prepend=0, append=number))
-            continue
-        plane[:] = 0
-        plane[places] = changes
+        plane[places] = kept[at : at + len(places)]
+        at += len(places)
         np.cumsum(plane, dtype=np.uint8, out=plane)
     if at != len(kept):
         raise DamagedData(f"rows come with {len(kept) - at} changes too many")
