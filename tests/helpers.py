@@ -1,6 +1,6 @@
 """What several test files share: messages made by hand, and play that remembers itself."""
 
-import struct
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -15,22 +15,26 @@ from canal_mpi.settings import LearnConfig
 SPACES = Spaces((2, 2), "<i4", 5)
 
 
-def seal(body: bytes, count: int, version: int = WIRE_VERSION) -> bytes:
+def seal(body: bytes, heads: int, version: int = WIRE_VERSION) -> bytes:
     """A message with a right length and a right checksum around any body."""
-    return HEADER.pack(MAGIC, version, count, len(body), sha256(body).digest()) + body
+    return HEADER.pack(MAGIC, version, heads, len(body), sha256(body).digest()) + body
+
+
+def message(heads: Sequence[object], data: bytes = b"", version: int = WIRE_VERSION) -> bytes:
+    """A message of columns, whatever their heads claim."""
+    text = json.dumps(heads).encode()
+    return seal(text + data, len(text), version)
 
 
 def head(
-    name: bytes = b"a",
-    dtype: bytes = b"|u1",
-    shape: Sequence[int] = (1,),
-    codec: int = RAW,
-    stored: int = 1,
-) -> bytes:
+    name: object = "a",
+    dtype: object = "|u1",
+    shape: object = (1,),
+    codec: object = RAW,
+    stored: object = 1,
+) -> Sequence[object]:
     """The description of one column, whatever it claims."""
-    texts = b"".join(struct.pack("<B", len(text)) + text for text in (name, dtype))
-    sizes = struct.pack(f"<B{len(shape)}Q", len(shape), *shape)
-    return texts + sizes + struct.pack("<BQ", codec, stored)
+    return [name, dtype, shape, codec, stored]
 
 
 def learning(

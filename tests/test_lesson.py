@@ -2,7 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SPACES, Player, head, lesson_offer, seal
+from helpers import SPACES, Player, head, lesson_offer, message
 
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import LAST, LIFE, TERMINATED, TRUNCATED, Columns, Offer, Spaces
@@ -256,6 +256,6 @@ def test_several_closed_segments_are_accepted() -> None:
 
 def test_something_else_than_a_lesson_is_refused() -> None:
     offer = Offer(3, 2, "Krull", 1.0, 8, 100)
-    for data in (b"", b"noise" * 50, seal(head() + b"x", 1), encode({})):
+    for data in (b"", b"noise" * 50, message([head()], b"x"), encode({})):
         with pytest.raises(DamagedData):
             unpack(data, offer, SPACES, LIMIT)

@@ -5,10 +5,13 @@ checked. Columns may be packed: byte k of all rows together (a plane), of rows o
 it changes, then zstd.
 """
 
+import json
 import re
 import struct
+from collections.abc import Sequence
 from hashlib import sha256
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import zstandard
@@ -16,9 +19,10 @@ import zstandard
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 MAGIC = b"CANALCOL"
-HEADER = struct.Struct("<8sHHQ32s")  # magic, version, columns, body bytes, SHA-256 of the body
+HEADER = struct.Struct("<8sHIQ32s")  # magic, version, bytes of heads and body, SHA-256 of the body
+HEADS_LIMIT = 1 << 23  # bytes
 DTYPE = re.compile(r"(\|u1|\|i1|\|b1|<u2|<u4|<u8|<i2|<i4|<i8|<f2|<f4|<f8|\|S[1-9][0-9]{0,3})")
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
 RAW, ZSTD, BYTE_DELTA = 0, 1, 2
@@ -27,30 +31,49 @@ LEVEL = 5  # of zstd, for rows of bytes
 BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
 
 
+class _Head(NamedTuple):
+    """What a message says about one column; all of them stand before the columns, as JSON."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    codec: int
+    stored: int  # bytes
+
+    @property
+    def raw(self) -> int:
+        """Bytes of the array."""
+        return prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    def is_proper(self) -> bool:
+        """Whether such a column can be; TypeError where a part is of another kind."""
+        fits = NAME.fullmatch(self.name) and DTYPE.fullmatch(self.dtype)
+        numbers = (self.codec, self.stored, *self.shape)
+        whole = all(type(number) is int and number >= 0 for number in numbers)
+        sides = len(self.shape) <= MOST_DIMENSIONS and whole
+        return bool(fits and sides) and prod(max(side, 1) for side in self.shape) < 1 << 48
+
+
 def encode(columns: Columns, pack: bool = False) -> bytes:
     """The columns as one self-describing message; pack them where the wire is slow."""
-    heads, datas = [], []
-    for name, array in columns.items():
-        head, data = _encode_column(name, array, pack)
-        heads.append(head)
-        datas.append(data)
-    body = b"".join(heads + datas)
+    parts = [_encode_column(name, array, pack) for name, array in columns.items()]
+    heads = json.dumps([head for head, _ in parts]).encode()
+    body = b"".join([heads, *(data for _, data in parts)])
     return HEADER.pack(MAGIC, WIRE_VERSION, len(heads), len(body), sha256(body).digest()) + body
 
 
 def decode(data: bytes | bytearray | memoryview, limit: int) -> Columns:
     """The columns of a message whose arrays take at most `limit` bytes, or DamagedData."""
-    body, count = _checked_body(memoryview(data))
+    body, start = _checked_body(memoryview(data))
     columns: Columns = {}
-    heads, start = _heads(body, count)
+    heads = _heads(body[:start])
     total = sum(head.raw for head in heads)
     if total > limit:
         raise DamagedData(f"message announces {total} bytes of arrays; the limit is {limit}")
     for head in heads:
         if head.name in columns:
             raise DamagedData(f"column '{head.name}' occurs twice")
-        data = body[start : start + head.stored]
-        columns[head.name] = _decode_column(head, data)
+        columns[head.name] = _decode_column(head, body[start : start + head.stored])
         start += head.stored
     if start != len(body):
         raise DamagedData(f"message has {len(body) - start} bytes after its last column")
@@ -62,25 +85,8 @@ def check(data: bytes) -> None:
     _checked_body(memoryview(data))
 
 
-def _proper(name: str, dtype: str, dimensions: int) -> bool:
-    fits = NAME.fullmatch(name) and DTYPE.fullmatch(dtype)
-    return bool(fits) and dimensions <= MOST_DIMENSIONS
-
-
-class _Head:
-    """What a message says about one column."""
-
-    def __init__(self, name: str, dtype: str, shape: tuple[int, ...], codec: int, stored: int):
-        self.name, self.dtype, self.shape = name, np.dtype(dtype), shape
-        self.codec, self.stored = codec, stored
-        self.raw = prod(shape) * self.dtype.itemsize
-
-
-def _encode_column(name: str, array: Array, pack: bool) -> tuple[bytes, bytes]:
+def _encode_column(name: str, array: Array, pack: bool) -> tuple[_Head, bytes]:
     array = np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
-    dtype = array.dtype.str
-    if not _proper(name, dtype, array.ndim):
-        raise ValueError(f"column '{name}' of type {dtype} has no wire form")
     codec, data = RAW, array.tobytes()
     if pack and array.dtype == np.uint8 and array.ndim > 1 and array.nbytes:
         packed = pack_bytedelta(array.reshape(len(array), -1))
@@ -89,16 +95,16 @@ def _encode_column(name: str, array: Array, pack: bool) -> tuple[bytes, bytes]:
         by_place = array.reshape(-1).view(np.uint8).reshape(len(array), -1).T
         packed = zstandard.ZstdCompressor(level=1).compress(by_place.tobytes())
         codec, data = (ZSTD, packed) if len(packed) < array.nbytes else (RAW, data)
-    head = struct.pack("<B", len(name)) + name.encode() + struct.pack("<B", len(dtype))
-    head += dtype.encode() + struct.pack("<B", array.ndim)
-    head += struct.pack(f"<{array.ndim}Q", *array.shape) + struct.pack("<BQ", codec, len(data))
+    head = _Head(name, array.dtype.str, array.shape, codec, len(data))
+    if not head.is_proper():
+        raise ValueError(f"column '{name}' of type {head.dtype} has no wire form")
     return head, data
 
 
 def _checked_body(view: memoryview) -> tuple[memoryview, int]:
     if len(view) < HEADER.size:
         raise DamagedData(f"message of {len(view)} bytes is shorter than its header")
-    magic, version, count, length, digest = HEADER.unpack(view[: HEADER.size])
+    magic, version, heads, length, digest = HEADER.unpack(view[: HEADER.size])
     if magic != MAGIC:
         raise DamagedData("message does not begin with CANALCOL")
     if version != WIRE_VERSION:
@@ -108,57 +114,36 @@ def _checked_body(view: memoryview) -> tuple[memoryview, int]:
         raise DamagedData(f"message announces {length} bytes and has {len(body)}")
     if sha256(body).digest() != digest:
         raise DamagedData("message fails its checksum")
-    return body, count
+    if heads > min(length, HEADS_LIMIT):
+        raise DamagedData(f"message announces {heads} bytes that describe its columns")
+    return body, heads
 
 
-def _heads(body: memoryview, count: int) -> tuple[list[_Head], int]:
-    heads, at = [], 0
+def _heads(text: memoryview) -> list[_Head]:
     try:
-        for _ in range(count):
-            head, at = _head(body, at)
-            heads.append(head)
-    except (struct.error, UnicodeDecodeError) as error:
-        raise DamagedData("message ends inside the description of its columns") from error
-    return heads, at
-
-
-def _head(body: memoryview, at: int) -> tuple[_Head, int]:
-    def take(form: str) -> tuple[int, ...]:
-        nonlocal at
-        values = struct.unpack_from(form, body, at)
-        at += struct.calcsize(form)
-        return values
-
-    def text() -> str:
-        nonlocal at
-        (length,) = take("<B")
-        at += length
-        return bytes(body[at - length : at]).decode("ascii")
-
-    name, dtype = text(), text()
-    (dimensions,) = take("<B")
-    if not _proper(name, dtype, dimensions):
-        raise DamagedData(f"column {name!r} of type {dtype!r} in {dimensions} dimensions")
-    shape = take(f"<{dimensions}Q")
-    if prod(max(side, 1) for side in shape) >= 1 << 48:
-        raise DamagedData(f"column '{name}' of the shape {shape}")
-    codec, stored = take("<BQ")
-    return _Head(name, dtype, shape, codec, stored), at
+        heads = [_Head(*parts) for parts in json.loads(bytes(text))]
+        odd = [head for head in heads if not head.is_proper()]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedData("message does not describe its columns properly") from error
+    if odd:
+        raise DamagedData(f"column {odd[0].name!r} of type {odd[0].dtype!r}, shape {odd[0].shape}")
+    return heads
 
 
 def _decode_column(head: _Head, data: memoryview) -> Array:
     if len(data) != head.stored:
         raise DamagedData(f"column '{head.name}' ends after {len(data)} of {head.stored} bytes")
+    dtype = np.dtype(head.dtype)
     if head.codec == ZSTD and head.raw and head.shape:
         plain = np.frombuffer(_plain(data, head.raw, head.raw), dtype=np.uint8)
         rows = np.ascontiguousarray(plain.reshape(-1, head.shape[0]).T)
-        return rows.reshape(-1).view(head.dtype).reshape(head.shape)
-    if head.codec == BYTE_DELTA and head.raw and len(head.shape) > 1 and head.dtype == np.uint8:
+        return rows.reshape(-1).view(dtype).reshape(head.shape)
+    if head.codec == BYTE_DELTA and head.raw and len(head.shape) > 1 and dtype == np.uint8:
         size = (head.shape[0], head.raw // head.shape[0])
         return unpack_bytedelta(data, size).reshape(head.shape)
     if head.codec != RAW or head.stored != head.raw:
         raise DamagedData(f"column '{head.name}' has {head.stored} bytes for {head.raw}")
-    return np.frombuffer(data, dtype=head.dtype).reshape(head.shape).copy()
+    return np.frombuffer(data, dtype=dtype).reshape(head.shape).copy()
 
 
 def _plain(data: bytes | memoryview, least: int, most: int) -> bytes:
