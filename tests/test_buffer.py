@@ -346,7 +346,7 @@ def test_play_that_breaks_off_keeps_what_was_seen_last() -> None:
     buffer = Buffer(SPACES, 20)
     player = Player(buffer)
     player.play(3, (0, 0, 0))
-    buffer.break_off(np.stack([observation(99)]))
+    buffer.start(np.stack([observation(99)]))
     rows = buffer.export()
     assert [number_of(state) for state in rows["state"]] == [1, 2, 3, 4]
     player.step(0)

@@ -45,7 +45,7 @@ def test_targets_are_those_of_the_rows_at_every_moment() -> None:
                 player.play(1, (0.08, 0.1, 0.1))
                 buffer.reward[buffer.flags < LAST] *= np.float32(1.1)  # no whole numbers
                 if turn % 40 == 30:
-                    buffer.break_off(np.stack([observation(k) for k in range(9, 9 + streams)]))
+                    buffer.start(np.stack([observation(k) for k in range(9, 9 + streams)]))
                 if turn % 5:
                     continue
                 rows = buffer.draw(np.random.default_rng(0), 50)

@@ -164,21 +164,19 @@ class Agent:
 
     def first_obs(self, env: Env, progress: TaskProgress) -> Array:
         """What the environments show: a first state, or the one that a checkpoint was left in."""
-        if not progress.playing:
+        if progress.playing:
+            try:
+                env.load_state_dict(progress.saved_env)
+                return progress.obs
+            except NotRepeatable as error:
+                logger.warning("%s; a new episode begins: not the same bits from here on", error)
+                self.record.break_off()
+        else:
             progress.playing = True
             self.replay.lesson_fraction = progress.schedule.lesson_fraction
-            obs = env.reset()
-            self.replay.own.start(obs)
-            return obs
-        try:
-            env.load_state_dict(progress.saved_env)
-            return progress.obs
-        except NotRepeatable as error:
-            logger.warning("%s; a new episode begins: not the same bits from here on", error)
-            obs = env.reset()
-            self.replay.own.break_off(obs)
-            self.record.break_off()
-            return obs
+        obs = env.reset()
+        self.replay.own.start(obs)
+        return obs
 
     def update_if_due(self, progress: TaskProgress, count: int) -> None:
         """The updates that belong to the next `count` steps, if the replay holds enough rows."""

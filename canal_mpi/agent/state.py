@@ -57,10 +57,10 @@ class TaskProgress:
 
     def state_dict(self) -> Columns:
         """Everything of it, for a checkpoint."""
-        counts = {"schedule": asdict(self.schedule)} | {n: getattr(self, n) for n in self.SAVED}
-        held = {"counts": to_json(counts)}
+        told = {"schedule": asdict(self.schedule), "lessons": len(self.lessons)}
+        held = {"counts": to_json(told | {name: getattr(self, name) for name in self.SAVED})}
         for k, lesson in enumerate(self.lessons):
-            held |= with_prefix(f"lesson-{k:04d}", lesson.state_dict())
+            held |= with_prefix(f"lesson-{k}", lesson.state_dict())
         if self.playing and not self.trained and self.env is not None:
             held |= with_prefix("env", self.env.state_dict()) | {"obs": self.obs}
         return held
@@ -70,7 +70,7 @@ class TaskProgress:
         """The progress that `state` told of."""
         counts = from_json(state["counts"])
         schedule = TaskSchedule(**counts.pop("schedule"))
-        names = sorted({name.split("/")[0] for name in state if name.startswith("lesson-")})
+        names = [f"lesson-{k}" for k in range(counts.pop("lessons"))]
         lessons = [Lesson.restored(strip_prefix(name, state)) for name in names]
         obs = state.get("obs", np.zeros(0))
         return cls(schedule, lessons, obs=obs, saved_env=strip_prefix("env", state), **counts)

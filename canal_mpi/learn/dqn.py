@@ -7,7 +7,7 @@ share both, with `per_task` every task has a head (and an input layer in front o
 own, with `separate` a whole network.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import hypot
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -87,7 +87,10 @@ class DQN(Learner):
             for block in blocks:
                 block.add_penalty(self.rehearsal.ewc_lambda)
         if self.config.max_grad_norm:
-            _clip(blocks, self.config.max_grad_norm)
+            norm = hypot(*(block.grad_norm() for block in blocks))
+            if norm > self.config.max_grad_norm:
+                for block in blocks:
+                    block.grad *= self.config.max_grad_norm / norm
         for block in blocks:
             block.adam_step(self.config.lr * batch.lr_scale)
         self.updates += 1
@@ -313,10 +316,3 @@ def _check_like(theirs: Columns, mine: Columns) -> None:
             raise DamagedData(f"the other's {name} is {column.dtype.str} of shape {column.shape}")
         if not np.isfinite(column).all():
             raise DamagedData(f"the other's {name} holds a number that can't be")
-
-
-def _clip(blocks: Iterable[ParamBlock], max_grad_norm: float) -> None:
-    norm = hypot(*(block.grad_norm() for block in blocks))
-    if norm > max_grad_norm:
-        for block in blocks:
-            block.grad *= max_grad_norm / norm

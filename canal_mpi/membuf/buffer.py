@@ -88,12 +88,7 @@ class Buffer:
         self._squares[:] = 0
 
     def start(self, obs: Array) -> None:
-        """Begin with the first states, one a stream."""
-        for stream in range(len(self.base)):
-            self._open(stream, obs[stream])
-
-    def break_off(self, obs: Array) -> None:
-        """Play stops in the middle and begins anew elsewhere."""
+        """Begin with the first states, one a stream, or anew in the middle of play."""
         for stream in range(len(self.base)):
             if self.count[stream]:
                 self._advance(stream)  # what was seen last stays as the end of its episode

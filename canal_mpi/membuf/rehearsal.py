@@ -8,6 +8,7 @@ from canal_mpi.interfaces import Array, Batch, Columns, Spaces
 from canal_mpi.membuf.buffer import Buffer, observations
 from canal_mpi.membuf.replay import Sampler
 from canal_mpi.membuf.selection import choose
+from canal_mpi.state import from_json, strip_prefix, to_json, with_prefix
 
 
 class Rehearsal:
@@ -56,21 +57,16 @@ class Rehearsal:
 
     def state_dict(self) -> Columns:
         """All reservoirs, for a checkpoint."""
-        return {
-            f"{k:03d}/{task}/{name}": column
-            for k, (task, buffer) in enumerate(self.tasks.items())
-            for name, column in buffer.export().items()
-        }
+        held = {"tasks": to_json([*self.tasks])}
+        for k, buffer in enumerate(self.tasks.values()):
+            held |= with_prefix(f"{k}", buffer.export())
+        return held
 
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave."""
-        groups: dict[str, Columns] = {}
-        for key, column in state.items():
-            task, _, name = key.partition("/")[2].rpartition("/")
-            groups.setdefault(task, {})[name] = column
         self.tasks.clear()
-        for task, rows in groups.items():
-            self._put(task, rows)
+        for k, task in enumerate(from_json(state["tasks"])):
+            self._put(task, strip_prefix(f"{k}", state))
 
 
 def with_q_values(rows: Columns, spaces: Spaces, q_values: Callable[[Array], Array]) -> Columns:
