@@ -50,6 +50,7 @@ class Agent:
         self.sharing, self.record, self.saver = sharing, record, saver
         self.first_round, self.task = 1, order[0]
         self.progress = TaskProgress(TaskSchedule(0))
+        self.teacher: Lesson | None = None  # the lesson whose donor is imitated
         self.held_out = np.zeros(0)  # states on which a student is compared with its teacher
         self.networks: dict[int, Columns] = {}  # by round, to be evaluated after the last one
         self.resumed: TaskProgress | None = None  # of the first round, after a resume
@@ -111,8 +112,8 @@ class Agent:
         if self.record.unwritten:
             self.record_training()
         for lesson in progress.lessons:
-            taught = lesson is self.teacher_of(progress.lessons) and progress.schedule.imitation
-            self.record.used(lesson, *(progress.kl, progress.agreement) if taught else ())
+            taught = (progress.kl, progress.agreement) if lesson is self.teacher else ()
+            self.record.used(lesson, *taught)
         progress.trained = True
         if self.saver:
             self.saver.end(self.snapshot())
@@ -130,7 +131,7 @@ class Agent:
 
     def check_agreement(self, progress: TaskProgress) -> None:
         """Compare the student with its teacher on rows that it does not learn from."""
-        if not progress.schedule.imitation:
+        if not self.teacher:
             return
         progress.kl, progress.agreement = self.learner.agreement(self.held_out)
         if progress.kl >= (1 - IMPROVEMENT) * progress.best_kl:  # never where it is not known
@@ -201,12 +202,10 @@ class Agent:
             known = stored is not None and stored.size > 0  # else the learner asks its teacher
             batch = batch._replace(distill=coef) if known else batch._replace(imitation=coef)
         self.record.update(self.learner.update(batch._replace(lr_scale=lr_scale)))
-        while (
-            self.rehearsal.others(self.task) and self.draws.random() >= 1 - self.job.rehearsal.ratio
-        ):
+        past, settings = self.rehearsal.others(self.task), self.job.rehearsal
+        while past and self.draws.random() >= 1 - settings.ratio:
             old = self.rehearsal.sample(self.task, self.draws)
-            coef = self.job.rehearsal.distill_coef
-            self.learner.update(old._replace(lr_scale=lr_scale, distill=coef))
+            self.learner.update(old._replace(lr_scale=lr_scale, distill=settings.distill_coef))
 
     def lr_scale(self, over: float) -> float:
         """Part of the learning rate when that part of the training is over: it ends at 0."""
@@ -329,21 +328,20 @@ class Agent:
 
     def take_in(self, progress: TaskProgress) -> None:
         """Give the replay the rows of the lessons, except a held-out part of the teacher's."""
-        teacher = self.teacher_of(progress.lessons) if progress.schedule.imitation else None
-        same, others = list[Columns](), dict[str, list[Columns]]()
+        self.teacher = self.teacher_of(progress.lessons) if progress.schedule.imitation else None
+        by_task: dict[str, list[Columns]] = {}
         for lesson in progress.lessons:
             rows = lesson.rows
-            if lesson is teacher:
+            if lesson is self.teacher:
                 self.learner.set_teacher(lesson.network)
                 rows, held = hold_out(rows, *HELD_OUT, self.stream("hold out"))
                 self.held_out = observations(held, self.replay.spaces)
-            (
-                same if lesson.offer.task == self.task else others.setdefault(lesson.offer.task, [])
-            ).append(rows)
-        if teacher:
+            by_task.setdefault(lesson.offer.task, []).append(rows)
+        same = by_task.pop(self.task, [])
+        if self.teacher:
             q_values = self.learner.teacher_q_values
             same = [with_q_values(rows, self.replay.spaces, q_values) for rows in same]
-        self.replay.begin(same, {task: one_after_another(rows) for task, rows in others.items()})
+        self.replay.begin(same, {task: one_after_another(rows) for task, rows in by_task.items()})
 
     def remember(self, lessons: list[Lesson]) -> None:
         """Keep a part of the task for rehearsal, and which weights mattered (EWC)."""
