@@ -258,7 +258,7 @@ def test_a_zstd_frame_that_lies_about_its_size_is_refused() -> None:
     frame = bytearray(zstandard.ZstdCompressor().compress(bytes(50)))
     assert frame[5] == 50
     frame[5] = 60
-    told = message([head(shape=(60,), codec=ZSTD, stored=len(frame))], frame)
+    told = message([head(shape=(60,), codec=ZSTD, stored=len(frame))], bytes(frame))
     with pytest.raises(DamagedData, match="unpack"):
         decode(told, LIMIT)
 
@@ -321,7 +321,7 @@ def test_descriptions_that_end_early_are_refused() -> None:
 
 
 def test_descriptions_outside_the_format_are_refused() -> None:
-    for odd in [
+    odd_parts: list[dict[str, Any]] = [
         {"name": ""},
         {"name": "a b"},
         {"name": "\xff"},
@@ -349,12 +349,14 @@ def test_descriptions_outside_the_format_are_refused() -> None:
         {"codec": -1},
         {"stored": 1.0},
         {"stored": -1},
-    ]:
+    ]
+    for odd in odd_parts:
         with pytest.raises(DamagedData):
             decode(message([head(**odd)], b"x"), LIMIT)
-    for heads in ([[]], [["a", "|u1"]], [[*head(), 1]], [3], [None], ["abcde"]):
+    odd_heads: list[Any] = [[], ["a", "|u1"], [*head(), 1], 3, None, "abcde"]
+    for odd in odd_heads:
         with pytest.raises(DamagedData):
-            decode(message(heads, b"x"), LIMIT)
+            decode(message([odd], b"x"), LIMIT)
     for text in (b"", b"3", b"{", b"null", b"[" * 100_000, b"1" * 10_000, b"\xff\xfe", b"[NaN]"):
         with pytest.raises(DamagedData):
             decode(seal(text, len(text)), LIMIT)
