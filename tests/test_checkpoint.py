@@ -131,7 +131,7 @@ def test_a_checkpoint_under_another_name_is_not_believed(tmp_path: Path) -> None
     folder = folder_of(tmp_path, 3)
     (folder / Mark(1, 1).file).rename(folder / Mark(2, 1).file)
     found, damaged = survey(tmp_path)
-    assert found == [] and "of agent 3, version 3" in damaged[0]
+    assert found == [] and "of agent 3, version 4" in damaged[0]
 
 
 def test_tidying_removes_what_lies_beyond_and_what_is_half_written(tmp_path: Path) -> None:

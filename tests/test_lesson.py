@@ -154,29 +154,29 @@ def test_a_label_of_another_kind_is_refused(name: str, column: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what", "dtype", "shape"),
+    ("name", "dtype", "shape"),
     [
-        ("state", "states", "<i8", (8, 2, 2)),
-        ("state", "states", "<u4", (8, 2, 2)),
-        ("state", "states", "<i4", (8, 4)),
-        ("state", "states", "<i4", (8, 2, 3)),
-        ("state", "states", "<i4", (8,)),
-        ("action", "actions", "<i8", (8,)),
-        ("action", "actions", "|i1", (8,)),
-        ("action", "actions", "|u1", (8, 1)),
-        ("reward", "rewards", "<f8", (8,)),
-        ("reward", "rewards", "<i4", (8,)),
-        ("reward", "rewards", "<f4", (8, 1)),
-        ("flags", "flags", "|b1", (8,)),
-        ("flags", "flags", "|u1", (8, 1)),
+        ("state", "<i8", (8, 2, 2)),
+        ("state", "<u4", (8, 2, 2)),
+        ("state", "<i4", (8, 4)),
+        ("state", "<i4", (8, 2, 3)),
+        ("state", "<i4", (8,)),
+        ("action", "<i8", (8,)),
+        ("action", "|i1", (8,)),
+        ("action", "|u1", (8, 1)),
+        ("reward", "<f8", (8,)),
+        ("reward", "<i4", (8,)),
+        ("reward", "<f4", (8, 1)),
+        ("flags", "|b1", (8,)),
+        ("flags", "|u1", (8, 1)),
     ],
 )
 def test_rows_of_another_type_or_shape_are_refused(
-    name: str, what: str, dtype: str, shape: tuple[int, ...]
+    name: str, dtype: str, shape: tuple[int, ...]
 ) -> None:
     rows = some_rows()
     assert len(rows["action"]) == 8
-    with pytest.raises(DamagedData, match=rf"lesson's {what} are .* of shape"):
+    with pytest.raises(DamagedData, match=rf"lesson's {name} is .* of shape"):
         open_lesson(rows, **{name: np.zeros(shape, dtype=dtype)})
 
 
