@@ -181,7 +181,7 @@ def strangers(run: Path) -> Iterator[str]:
     wanted = ("files/path", "files/sha256", "faults/agent")
     with files.opened(run / "run.h5") as file:
         status = files.attributes_of(file, run / "run.h5").get("status")
-        listed = files.arrays_of(file, run / "run.h5", wanted=wanted.__contains__)
+        listed = files.arrays_of(file, run / "run.h5", MOST, wanted.__contains__)
         paths, digests, gone = (listed[name].tolist() for name in wanted)
         newest = dict(zip(paths, digests, strict=True))
     over, inside = status in ("finished", "degraded"), [f"agent-{agent}" for agent in gone]

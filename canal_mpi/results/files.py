@@ -249,9 +249,7 @@ def read_finite(path: Path, limit: int = MOST, prefix: str = "") -> Columns:
     return columns
 
 
-def arrays_of(
-    file: Any, path: Path, limit: int = MOST, wanted: Wanted = lambda name: True
-) -> Columns:
+def arrays_of(file: Any, path: Path, limit: int, wanted: Wanted) -> Columns:
     """The arrays of an open file; a right checksum does not make them harmless."""
     import h5py
 

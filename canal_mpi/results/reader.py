@@ -1,6 +1,7 @@
 """Reading `run.h5`: everything is checked before it is used."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -137,8 +138,8 @@ def load(run: str | Path) -> Run:
     order, adjacency, tasks, score, _ = (arrays[name] for name in ARRAYS)
     attributes = {name: _plain(value) for name, value in facts.items()}
     found_run = Run(path, attributes, tables, order, adjacency, tasks.tolist(), score)
-    _check_shapes(found_run)
-    _check_rows(found_run)
+    for why in _flaws(found_run):
+        raise _bad(path, why)
     return found_run
 
 
@@ -168,29 +169,27 @@ def _check_version(path: Path, facts: dict[str, Any]) -> None:
         )
 
 
-def _check_shapes(run: Run) -> None:
-    """Columns of a table are equally long, and the arrays are of the same agents and tasks."""
+def _flaws(run: Run) -> Iterator[str]:
+    """Where sizes don't fit, rows name agents, rounds or tasks of no run, or counts are negative.
+
+    What comes after a flaw relies on there being none.
+    """
     for name, table in run.tables.items():
         if len({len(column) for column in table.values()}) > 1:
-            raise _bad(run.path, f"the columns of '{name}' differ in length")
-    agents, rounds = run.order.shape
-    if not agents or not rounds or run.adjacency.shape != (agents, agents):
-        raise _bad(run.path, "its orders and its topology don't fit")
+            yield f"the columns of '{name}' differ in length"
+    shape = agents, rounds = run.order.shape
+    if not all(shape) or run.adjacency.shape != (agents, agents):
+        yield "its orders and its topology don't fit"
     if run.score.shape[:3] != (agents, rounds + 1, len(run.tasks)):
-        raise _bad(run.path, f"evaluation/score has the shape {run.score.shape}")
-
-
-def _check_rows(run: Run) -> None:
-    """Agents, rounds and tasks must be those of the run, and counts not negative."""
-    agents, rounds = np.array(run.agents), np.arange(1, run.rounds + 1)
-    known = {"agent": agents, "from": agents, "to": agents, "round": rounds}
-    known["task"] = np.array(run.tasks)
+        yield f"evaluation/score has the shape {run.score.shape}"
+    known = dict.fromkeys(("agent", "from", "to"), np.array(run.agents))
+    known |= {"round": np.arange(1, rounds + 1), "task": np.array(run.tasks)}
     for name in run.tables.keys() - {"agents", "faults"}:  # env servers are no agents
         for short, column in run[name].items():
             if short in known and not np.isin(column, known[short]).all():
-                raise _bad(run.path, f"/{name}/{short} names what is not in the run")
+                yield f"/{name}/{short} names what is not in the run"
             if short in COUNTS and (column < 0).any():
-                raise _bad(run.path, f"/{name}/{short} holds a negative number")
+                yield f"/{name}/{short} holds a negative number"
 
 
 def _plain(value: Any) -> Any:

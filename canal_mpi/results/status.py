@@ -122,19 +122,16 @@ def follow(path: Path, once: bool = False, prometheus: Path | None = None) -> No
                 width = shutil.get_terminal_size().columns
                 shown = progress.coloured(lines, width, number(seen.facts.get("done")))
             print(f"\x1b[{drawn}A\x1b[J" if drawn else "", end="")
-            print(f"{shown}\n{_state(seen)}", flush=True)
+            since = f"{duration(seen.age)} ago" if isfinite(seen.age) else "at an unknown time"
+            words = f"{folder.name}: {clean(seen.status)}, heard of {since}"
+            if seen.status == "died":
+                words = f"{folder.name} died: no sign of life since {since}, in round {seen.round};"
+                words += f" finished rounds are in {folder / 'run.h5'}"
+            print(f"{shown}\n {words}", flush=True)
             drawn = len(lines) + 1
         if last:
             return
         sleep(REFRESH)
-
-
-def _state(run: RunStatus) -> str:
-    since = f"{duration(run.age)} ago" if isfinite(run.age) else "at an unknown time"
-    if run.status == "died":
-        words = f"died: no sign of life since {since}, in round {run.round}; finished rounds are in"
-        return f" {run.folder.name} {words} {run.folder / 'run.h5'}"
-    return f" {run.folder.name}: {clean(run.status)}, heard of {since}"
 
 
 GAUGES = {
