@@ -11,41 +11,41 @@ from madeup import write_run
 
 from canal_mpi.config import from_toml
 from canal_mpi.errors import DamagedData, UsageError
-from canal_mpi.experiments import sweep
+from canal_mpi.experiments import design
+from canal_mpi.experiments.design import Axis, Choice
 from canal_mpi.experiments.points import INDEX, Point, check_same_job, load_points, name_of, save
-from canal_mpi.experiments.sweep import Axis, Choice
 from canal_mpi.results.files import NAME
 
 SMOKE = {"tasks": ["CartPole-v1", "Acrobot-v1"], "order": "rotate"}
 
 
 def points(*axes: Axis, **flags: Any) -> list[Point]:
-    return sweep.grid(axes, SMOKE | flags)
+    return design.grid(axes, SMOKE | flags)
 
 
 def test_every_combination_is_a_point_and_the_last_axis_varies_fastest() -> None:
-    topologies = sweep.named("topology", "share.topology", ["full", "ring"])
-    found = points(topologies, sweep.seeds("2", first=1))
+    topologies = design.named("topology", "share.topology", ["full", "ring"])
+    found = points(topologies, design.seeds("2", first=1))
     assert [p.name for p in found] == ["full_seed-1", "full_seed-2", "ring_seed-1", "ring_seed-2"]
     assert [p.job.share.topology for p in found] == ["full", "full", "ring", "ring"]
     assert [p.job.seed for p in found] == [1, 2, 1, 2]
-    assert {p.ranks for p in found} == {sweep.DEFAULT_AGENTS}
+    assert {p.ranks for p in found} == {design.DEFAULT_AGENTS}
     assert found[3].settings == {"topology": "ring", "seed": "2"} and found[3].group == "ring"
     assert [p.name for p in points(name="mine")] == ["mine"]  # nothing is varied
 
 
 def test_any_setting_is_varied_lists_too() -> None:
-    found = points(sweep.varied("learn.lr=0.001,0.01"), sweep.varied("learn.widths=[32],[64,64]"))
+    found = points(design.varied("learn.lr=0.001,0.01"), design.varied("learn.widths=[32],[64,64]"))
     assert [p.name for p in found][:2] == ["lr-0.001_widths-32", "lr-0.001_widths-64-64"]
     assert found[1].job.learn.widths == (64, 64) and found[2].job.learn.lr == 0.01
-    modes = [p.job.reuse.mode for p in points(sweep.varied("reuse.mode=mix, replay"))]
+    modes = [p.job.reuse.mode for p in points(design.varied("reuse.mode=mix, replay"))]
     assert modes == ["mix", "replay"]
 
 
 def test_seeds_are_counted_or_named_and_numbers_of_agents_varied() -> None:
-    assert [c.label for c in sweep.seeds("3", first=5)[1]] == ["5", "6", "7"]
-    assert [c.label for c in sweep.seeds("4,7", first=5)[1]] == ["4", "7"]
-    found = [(p.name, p.ranks) for p in points(sweep.agents("2,3"))]
+    assert [c.label for c in design.seeds("3", first=5)[1]] == ["5", "6", "7"]
+    assert [c.label for c in design.seeds("4,7", first=5)[1]] == ["4", "7"]
+    found = [(p.name, p.ranks) for p in points(design.agents("2,3"))]
     assert found == [("agents-2", 2), ("agents-3", 3)]
 
 
@@ -53,13 +53,13 @@ def test_mixes_of_hosts_are_used_or_emulated(tmp_path: Path) -> None:
     (tmp_path / "a.hosts").write_text("xavier-1 2\nnano-1 speed=0.5\n")
     (tmp_path / "b.hosts").write_text("nano-[1-2]\nxavier-1 env-server\n")
     pattern = [str(tmp_path / "*.hosts")]
-    played = points(sweep.hostfiles(pattern, emulate=True))
+    played = points(design.hostfiles(pattern, emulate=True))
     assert [(p.name, p.ranks, p.servers) for p in played] == [("a", 3, 0), ("b", 3, 1)]
     assert played[0].job.emulate == ("xavier-1", "xavier-1", "nano-1@0.5")
     assert played[0].hostfile == ""
     with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
-        sweep.hostfiles(pattern, emulate=False)
-    real = points(sweep.hostfiles(pattern, emulate=False, shared_disk=True))
+        design.hostfiles(pattern, emulate=False)
+    real = points(design.hostfiles(pattern, emulate=False, shared_disk=True))
     assert real[0].hostfile == str(tmp_path / "a.hosts")
     assert real[0].job.emulate == ()
 
@@ -73,16 +73,16 @@ def test_long_and_odd_settings_still_make_different_names_of_folders() -> None:
 
 def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
     wrong: list[tuple[Callable[[], Any], str]] = [
-        (lambda: sweep.seeds("0", 1), "expected how many"),
-        (lambda: sweep.seeds("00", 1), "expected how many"),
-        (lambda: sweep.seeds("9" * 5000, 1), "expected how many"),
-        (lambda: sweep.agents("9" * 5000), "expected numbers of agents"),
-        (lambda: sweep.seeds("1,x", 1), "or which, as in 4,7,9"),
-        (lambda: sweep.agents("0"), "expected numbers of agents"),
-        (lambda: sweep.varied("learn.lr"), "expected a setting and values"),
-        (lambda: sweep.hostfiles(["/nowhere/*.hosts"], True), "there is no such file"),
-        (lambda: points(sweep.varied("learn.rl=1,2")), "did you mean 'learn.lr'"),
-        (lambda: points(sweep.varied("learn.lr=1,1")), "name each value once"),
+        (lambda: design.seeds("0", 1), "expected how many"),
+        (lambda: design.seeds("00", 1), "expected how many"),
+        (lambda: design.seeds("9" * 5000, 1), "expected how many"),
+        (lambda: design.agents("9" * 5000), "expected numbers of agents"),
+        (lambda: design.seeds("1,x", 1), "or which, as in 4,7,9"),
+        (lambda: design.agents("0"), "expected numbers of agents"),
+        (lambda: design.varied("learn.lr"), "expected a setting and values"),
+        (lambda: design.hostfiles(["/nowhere/*.hosts"], True), "there is no such file"),
+        (lambda: points(design.varied("learn.rl=1,2")), "did you mean 'learn.lr'"),
+        (lambda: points(design.varied("learn.lr=1,1")), "name each value once"),
         (lambda: points(*[(str(k), [Choice("a")] * 99) for k in range(3)]), "at most 10000"),
     ]
     for make, words in wrong:
@@ -91,7 +91,7 @@ def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
 
 
 def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
-    few, more = points(sweep.seeds("1", 1)), points(sweep.seeds("2", 1))
+    few, more = points(design.seeds("1", 1)), points(design.seeds("2", 1))
     more_facts: dict[str, Any] = {"network": "10.0.0.0/24", "hostfile": "/a.hosts", "servers": 1}
     wide = [replace(point, **more_facts) for point in few]
     for kept in (few, more, wide):
@@ -102,7 +102,7 @@ def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
 def test_a_run_of_another_job_is_not_taken_for_a_point(tmp_path: Path) -> None:
     run = write_run(tmp_path / "seed-1")
     with pytest.raises(UsageError, match="is a run of another job"):
-        save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
+        save(tmp_path, "sweep", points(design.seeds("1", 1)))
     job = from_toml((run / "job.toml").read_text())
     assert check_same_job(run, Point("seed-1", job, 2)) == "finished"
     with pytest.raises(UsageError, match="agents: 2 there, 5 here"):
@@ -122,7 +122,7 @@ def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
         {"network": "-x"},
         {"odd": 1},
     ]
-    save(tmp_path, "sweep", points(sweep.seeds("1", 1)))
+    save(tmp_path, "sweep", points(design.seeds("1", 1)))
     facts = json.loads((tmp_path / INDEX).read_text())
     broken = [facts | {"points": [facts["points"][0] | change]} for change in changes]
     broken += [facts | {"points": []}, facts | {"points": facts["points"] * 2}]
@@ -137,7 +137,7 @@ def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_damaged_job_file_is_named_and_a_published_one_is_beside_its_run(tmp_path: Path) -> None:
-    found = points(sweep.seeds("1", 1))
+    found = points(design.seeds("1", 1))
     save(tmp_path, "sweep", found)
     file = tmp_path / "jobs/seed-1.toml"
     text = file.read_text()
@@ -158,5 +158,5 @@ def test_a_damaged_job_file_is_named_and_a_published_one_is_beside_its_run(tmp_p
 
 def test_what_could_not_start_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="order 'nowhere:order': can't import 'nowhere'"):
-        save(tmp_path / "new", "sweep", points(sweep.seeds("1", 1), order="nowhere:order"))
+        save(tmp_path / "new", "sweep", points(design.seeds("1", 1), order="nowhere:order"))
     assert not (tmp_path / "new").exists()

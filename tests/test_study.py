@@ -20,20 +20,22 @@ from canal_mpi.cli import cli
 from canal_mpi.config import from_toml
 from canal_mpi.errors import UsageError
 from canal_mpi.experiments import analysis
-from canal_mpi.experiments.analysis import Cell, compared, difference, ratio_of
+from canal_mpi.experiments.analysis import (
+    Cell,
+    Results,
+    compared,
+    difference,
+    findings,
+    ratio_of,
+)
+from canal_mpi.experiments.design import FILE, find, read
 from canal_mpi.experiments.page import collect, pictures
-from canal_mpi.experiments.points import Point, load_points, save
-from canal_mpi.experiments.study import FILE, Results, find, findings, gather, read
+from canal_mpi.experiments.points import Point, finished_runs, load_points, save
 from canal_mpi.games import RANDOM_AND_HUMAN, TEN_GAMES
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import (
-    UNKNOWN,
-    bootstrap,
-    mean_score,
-    percent,
-    times,
-)
+from canal_mpi.report.statistics import mean_score, percent, times
 from canal_mpi.results.compare import improvement
+from canal_mpi.results.measures import UNKNOWN, bootstrap
 
 DEFINITION = """
 seeds = [1, 2]
@@ -289,9 +291,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def results_of(folder: Path, points: list[Point] | None = None) -> Results:
     points = points or load_points(folder, "study")
-    results = gather(folder, read(folder / FILE), points)
-    assert results is not None
-    return results
+    return Results(read(folder / FILE), points, finished_runs(folder, points))
 
 
 def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
@@ -339,7 +339,7 @@ def test_findings_are_sentences_with_numbers_and_intervals(there: Path) -> None:
 def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Path) -> None:
     points = a_study(tmp_path)
     extra = replace(points[-1], name="replay_steps-1000_seed-2")
-    said = collect(tmp_path, [*points, extra])
+    said = collect(tmp_path, "study", [*points, extra])
     files = [f"Scores: {tmp_path / 'table.csv'}", f"Report: {tmp_path / 'report.html'}"]
     assert said[0].startswith("To the score of none at 1,000") and said[-2:] == files
     page = (tmp_path / "report.html").read_text()
@@ -365,7 +365,7 @@ def test_files_of_a_study_hold_every_score_and_say_what_is_missing(tmp_path: Pat
 
 
 def test_ablations_are_set_beside_the_main_arm(there: Path) -> None:
-    sections = pictures(results_of(there)).sections
+    sections = pictures(results_of(there))
     shown = [figure for *_, figures in sections for figure in figures]
     labels = {
         figure.key: [text.get_text() for text in figure.axes.get_yticklabels()] for figure in shown
@@ -393,7 +393,7 @@ def test_games_without_human_scores_are_measured_from_random_play_to_the_baselin
 
 def test_nothing_finished_is_said_and_nothing_written(tmp_path: Path) -> None:
     points = read(written(tmp_path)).points()
-    assert collect(tmp_path, points)[0].startswith("Nothing to compare yet")
+    assert collect(tmp_path, "study", points)[0].startswith("Nothing to compare yet")
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
@@ -404,8 +404,8 @@ def test_the_same_published_files_give_the_same_page_and_nothing_of_it_is_cut_of
     """Of each run only run.h5 and job.toml are needed."""
     a_study(tmp_path)
     found = []
-    for words in (["study", "--report", "--resume"], ["report"]):
-        cli([*words, str(tmp_path)], standalone_mode=False)
+    for _ in range(2):
+        cli(["report", str(tmp_path)], standalone_mode=False)
         files = ("table.csv", "report.html", "figures/iqm.svg", "figures/iqm.pdf")
         found.append([(tmp_path / name).read_bytes() for name in files])
         for file in (tmp_path / "jobs").glob("*"):
@@ -437,7 +437,7 @@ def test_a_folder_holds_a_study_or_a_sweep(tmp_path: Path) -> None:
         folder = tmp_path / kind
         save(folder, kind, read(written(tmp_path)).points()[:1])
         before = (folder / "experiment.json").read_bytes()
-        for words in (["--resume", str(folder), "--report"], [*new, "--out", str(folder)]):
+        for words in (["--resume", str(folder)], [*new, "--out", str(folder)]):
             refused([other, *words], f"holds a {kind}")
             refused([other, *words, "--dry-run"], f"holds a {kind}")
         assert (folder / "experiment.json").read_bytes() == before
@@ -449,7 +449,6 @@ def test_what_makes_no_study_is_refused(tmp_path: Path) -> None:
     refused(["study", file, "--arms", "none,distil", "--dry-run"], "--arms distil: the study has")
     refused(["study", file, "--steps", "7", "--dry-run"], "--steps 7: the study has")
     refused(["study", file, "--seeds", "9", "--dry-run"], "--seeds 9: the study has 1, 2")
-    refused(["study", "--report"], "of which study")
     refused(["study", file, "--resume", str(tmp_path / "there")], "leave out .STUDY")
     write_run(tmp_path / "other/none_steps-500_seed-1", share=False)
     for words in ([], ["--dry-run"]):
@@ -480,7 +479,7 @@ def test_a_study_runs_in_parts_from_its_start_to_its_report_and_repeats_nothing(
     more = run([*resume, "--arms", "share", "--seeds", "1"], timeout=240)
     assert more.code == 0 and more.out.count("started") == 2, more.out + more.err
     assert {file: file.stat().st_mtime_ns for file in runs} == runs
-    shown = run([*resume, "--report"], timeout=60)
+    shown = run(["canal-mpi", "report", str(out)], timeout=60)
     assert shown.code == 0 and "5 of 10 points are finished" in shown.out
     kept = {file.name for file in (out / "share_steps-200_seed-1").iterdir()}
     assert kept == {"run.h5", "job.toml"}

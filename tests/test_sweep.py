@@ -24,13 +24,13 @@ from canal_mpi.experiments.points import FINISHED, Point, save
 from canal_mpi.experiments.runner import (
     BROKEN,
     STOPPED,
-    Progress,
     Runner,
     command_of,
     dry_run,
     guess,
     last_error,
     seconds_left,
+    show,
     table,
 )
 from canal_mpi.results.files import write_arrays
@@ -79,10 +79,8 @@ def a_point(name: str, ranks: int = 1) -> Point:
 
 def swept(folder: Path, *points: Point, slots: int = 2) -> tuple[Runner, list[str]]:
     """Run points; the runner, and what it told."""
-    told: list[str] = []
     runner = Runner(folder, points, slots)
-    runner.run(lambda what, run: told.append(f"{what} {run.point.name}"))
-    return runner, told
+    return runner, [f"{run.change} {run.point.name}" for run in runner.run() if run]
 
 
 def calls(folder: Path) -> list[str]:
@@ -159,12 +157,10 @@ def test_a_signal_stops_politely_and_the_next_start_goes_on(
     fake["a"] = "slow"
     told: list[str] = []
     runner = Runner(tmp_path, [a_point("a"), a_point("b")], 1)
-
-    def interrupt() -> None:
+    for changed in runner.run():
+        told += [changed.change] if changed else []
         if (tmp_path / "a/checkpoints/agent-0/round-1").exists() and not runner.stop_reason:
             os.kill(os.getpid(), signal.SIGINT)
-
-    runner.run(lambda what, run: told.append(what), interrupt)
     assert told == ["started", STOPPED] and runner.stop_reason == "SIGINT"
     assert not (tmp_path / "b").exists()
     fake["a"] = "works"
@@ -185,7 +181,7 @@ def test_a_signal_that_comes_while_a_point_is_being_started_is_not_lost(
     monkeypatch.setattr(subprocess, "Popen", interrupted)
     runner = Runner(tmp_path, [a_point("a")], 1)
     begun = time.monotonic()
-    runner.run()
+    list(runner.run())
     assert runner.stop_reason == "SIGTERM" and runner.runs[0].status == STOPPED
     assert time.monotonic() - begun < 40  # it would sleep for 60 s
 
@@ -193,19 +189,16 @@ def test_a_signal_that_comes_while_a_point_is_being_started_is_not_lost(
 def test_a_second_signal_ends_what_does_not_listen(fake: dict[str, str], tmp_path: Path) -> None:
     fake["a"] = "deaf"
     runner = Runner(tmp_path, [a_point("a")], 1)
-
-    def interrupt() -> None:
+    for _ in runner.run():
         if (tmp_path / "a/checkpoints/agent-0/round-1").exists():
             os.kill(os.getpid(), signal.SIGINT)
-
-    runner.run(on_poll=interrupt)
     assert runner.runs[0].status == STOPPED
 
 
 def test_a_time_limit_stops_politely_too(fake: dict[str, str], tmp_path: Path) -> None:
     fake["a"] = "slow"
     runner = Runner(tmp_path, [a_point("a"), a_point("b")], 1)
-    runner.run(limit=2.0)
+    list(runner.run(limit=2.0))
     assert runner.stop_reason == "its time is over (--max-time)"
     assert [run.point.name for run in runner.having(STOPPED)] == ["a"]
 
@@ -220,13 +213,10 @@ def test_a_point_whose_ranks_outlived_their_sweep_is_waited_for(tmp_path: Path) 
         assert other.stdout is not None and other.stdout.readline()
         runner = Runner(tmp_path, [a_point("a")], 2)
         seen: list[str] = []
-
-        def finish_it() -> None:
+        for _ in runner.run():
             seen.append(runner.runs[0].status)
             write_arrays(folder / "run.h5", {}, {"status": "finished"})
             other.kill()
-
-        runner.run(on_poll=finish_it)
     assert seen[0] == "waiting" and runner.runs[0].status == FINISHED
     assert not (tmp_path / "calls").exists()
 
@@ -242,7 +232,7 @@ def test_a_report_starts_nothing_and_runs_of_other_jobs_are_refused(
 ) -> None:
     there = [madeup_point(tmp_path, name, seed=seed) for seed, name in enumerate("ac")]
     save(tmp_path, "sweep", [there[0], a_point("b", 2), there[1]])
-    command = ["sweep", "--resume", str(tmp_path), "--report"]
+    command = ["report", str(tmp_path)]
     cli(command, standalone_mode=False)
     assert "2 of 3 points are finished" in capsys.readouterr().out
     assert (tmp_path / "report.html").is_file()
@@ -253,8 +243,6 @@ def test_a_report_starts_nothing_and_runs_of_other_jobs_are_refused(
     (tmp_path / "c/run.h5").write_bytes((tmp_path / "a/run.h5").read_bytes())
     with pytest.raises(UsageError, match=r"c is a run of another job \(seed: 0 there, 1 here\)"):
         cli(command, standalone_mode=False)
-    with pytest.raises(UsageError, match="of which sweep"):
-        cli(["sweep", "--report"], standalone_mode=False)
 
 
 def test_of_a_finished_point_of_a_study_only_what_a_report_needs_is_kept(
@@ -262,7 +250,7 @@ def test_of_a_finished_point_of_a_study_only_what_a_report_needs_is_kept(
 ) -> None:
     fake["a"] = "works"
     runner = Runner(tmp_path, [a_point("a")], 1, of_study=True)
-    runner.run()
+    list(runner.run())
     assert [file.name for file in (tmp_path / "a").iterdir()] == ["run.h5"]
 
 
@@ -322,15 +310,15 @@ def test_the_time_left_is_guessed_and_put_right_by_what_is_finished(tmp_path: Pa
     assert "2 of 4 points are finished · about 25 s left" in table(runner)[-1]
 
 
-def test_progress_prints_a_line_for_each_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_line_is_printed_for_each_change(
+    fake: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runner = Runner(tmp_path, [a_point("[a]")], 2)
-    with Progress(runner) as progress:
-        runner.runs[0].reason = "the disk is full."
-        progress.changed(BROKEN, runner.runs[0])
-        progress.refresh()
-    assert capsys.readouterr().out == "broken   [a]: the disk is full.\n"
+    fake["[a]"] = "breaks"
+    show(Runner(tmp_path, [a_point("[a]"), a_point("b", 5)], 2))
+    broken, finished = "broken   [a]: the disk is full.", "finished b in "
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == ["started  [a]", broken, "started  b"] and len(lines) == 4
+    assert lines[3].startswith(finished) and " s · 1 of 2 points are finished" in lines[3]
 
 
 def test_guesses_count_lessons_crowding_and_slow_devices() -> None:

@@ -1,6 +1,6 @@
 """`canal-mpi compare`, `sweep` and `study`: many runs in one folder. Loads no torch and no MPI."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import import_module
 from math import inf
 from pathlib import Path
@@ -12,16 +12,16 @@ from canal_mpi.commands import typed_options
 from canal_mpi.errors import RankFailed, Stopped, UsageError, needed_for
 
 if TYPE_CHECKING:
+    from canal_mpi.experiments.design import Axis
     from canal_mpi.experiments.points import Point
-    from canal_mpi.experiments.sweep import Axis
 
 FOLDER = click.Path(path_type=Path)
-WITH_RESUME = {"resume", "slots", "report", "max_time", "dry_run"}
+WITH_RESUME = {"resume", "slots", "max_time", "dry_run"}
+PARTS = {"arm": "arms", "steps": "steps", "seed": "seeds"}  # what chooses runs of a study
 RUN_OPTIONS = [
     click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
     click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
     click.option("--resume", type=FOLDER, metavar="DIR", help="Resume what was started in DIR."),
-    click.option("--report", is_flag=True, help="With --resume: start nothing, only report."),
     click.option("--max-time", metavar="TIME", help="Save and stop after so long: 90s, 20m, 2h."),
     click.option("--dry-run", is_flag=True, help="Only list what would run, and for how long."),
 ]
@@ -57,16 +57,7 @@ def sweep(**options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    prepare("sweep")
-    from canal_mpi.experiments.points import load_points
-    from canal_mpi.experiments.sweep import collect
-
-    if folder := resumed("sweep", options):
-        points = load_points(folder, "sweep")
-    else:
-        points = _grid(options)
-        folder = begun("sweep", options, points, f"sweep-{points[0].job.name}")
-    execute("sweep", folder, points, options, collect)
+    execute("sweep", *opened("sweep", options, lambda: _grid(options)), options)
 
 
 @click.command()
@@ -81,14 +72,11 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
     steps and time beside each other, and DIR/report.html has the pictures. More --seeds make it
     surer; the same command again resumes, or only tells the answer.
     """
-    prepare("compare")
-    from canal_mpi.experiments.sweep import collect, grid, named
-    from canal_mpi.experiments.sweep import seeds as seeds_of
+    from canal_mpi.experiments import design
 
-    axes = [named("policy", "share.policy", ["none", "exact"]), seeds_of(seeds, 1)]
-    points = grid(axes, {}, job_file)
-    folder = begun("sweep", options, points, "compare")
-    execute("sweep", folder, points, options, collect)
+    axes = [design.named("policy", "share.policy", ["none", "exact"]), design.seeds(seeds, 1)]
+    found = opened("sweep", options, lambda: design.grid(axes, {}, job_file), "compare")
+    execute("sweep", *found, options)
 
 
 @click.command()
@@ -110,46 +98,63 @@ def study(**options: Any) -> None:
     canal-mpi study --arms none,share --steps 11000 --seeds 201,202
     canal-mpi report runs/study-sharing
     """
-    prepare("study")
-    from canal_mpi.experiments import study as studies
-    from canal_mpi.experiments.page import collect
-    from canal_mpi.experiments.points import load_points
+    from canal_mpi.experiments import design
     from canal_mpi.results.files import write_whole
 
-    if folder := resumed("study", options):
-        points = load_points(folder, "study")
-    else:
-        path = studies.find(options["name"])
-        points = studies.read(path).points()
-        folder = begun("study", options, points, f"study-{path.stem}")
-        if not options["dry_run"]:
-            write_whole(folder / studies.FILE, path.read_bytes())
+    path = Path(options["name"]) if options["resume"] else design.find(options["name"])
+    name = f"study-{path.stem}"
+    folder, points = opened("study", options, lambda: design.read(path).points(), name)
+    if not options["resume"] and not options["dry_run"]:
+        write_whole(folder / design.FILE, path.read_bytes())
     chosen = points
-    for axis, option in {"arm": "arms", "steps": "steps", "seed": "seeds"}.items():
+    for axis, option in PARTS.items():
         chosen = _part(chosen, axis, option, options[option])
-    execute("study", folder, points, options, collect, chosen)
-
-
-def prepare(kind: str) -> None:
-    """Refuse what would fail later: a launcher around it, or no library that draws the page."""
-    from canal_mpi.launch.mpirun import refuse_mpirun
-
-    refuse_mpirun(kind)
-    with needed_for(f"the page of a {kind}"):
-        for library in ("jinja2", "matplotlib"):
-            import_module(library)
+    execute("study", folder, points, options, chosen)
 
 
 def report_again(folder: Path, kind: str) -> None:
     """Make page, figures and table of a sweep or study again from its finished runs."""
-    from canal_mpi.experiments import page, sweep
+    from canal_mpi.experiments import page, runner
     from canal_mpi.experiments.points import load_points
 
     if given := [option for name, option in typed_options().items() if name != "runs"]:
         raise UsageError(f"the report of a {kind} goes into its own folder: leave out {given[0]}.")
-    collect = page.collect if kind == "study" else sweep.collect
     points = load_points(folder, kind)
-    execute(kind, folder, points, {"report": True, "dry_run": False}, collect)
+    work = runner.Runner(folder, points, runner.cores())
+    for run in work.runs:
+        run.check()
+    click.echo("\n".join([*runner.table(work), *page.collect(folder, kind, points)]))
+
+
+def opened(
+    kind: str, options: dict[str, Any], make: "Callable[[], list[Point]]", name: str = ""
+) -> "tuple[Path, list[Point]]":
+    """The folder of an experiment and its points: those of `make`, or what --resume names.
+
+    What would fail later is refused: a launcher around it, or no library that draws the page.
+    """
+    from canal_mpi.experiments import points as index
+    from canal_mpi.launch.mpirun import refuse_mpirun
+
+    command = str(click.get_current_context().info_name)
+    refuse_mpirun(command)
+    with needed_for(f"the page of a {command}"):
+        for library in ("jinja2", "matplotlib"):
+            import_module(library)
+    if options.get("resume"):
+        may = WITH_RESUME | set(PARTS.values() if kind == "study" else ())
+        if given := [option for name, option in typed_options().items() if name not in may]:
+            raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
+        folder: Path = options["resume"].absolute()
+        return folder, index.load_points(folder, kind)
+    points = make()
+    folder = (options["out"] or Path("runs", name or f"{kind}-{points[0].job.name}")).absolute()
+    index.kind_of(folder, kind)
+    if options["dry_run"]:
+        index.check_points(folder, points)
+    else:
+        index.save(folder, kind, points)
+    return folder, points
 
 
 def _words(text: str | None) -> list[str]:
@@ -167,36 +172,11 @@ def _part(points: "list[Point]", axis: str, option: str, text: str | None) -> "l
     return [p for p in points if p.settings[axis] in wanted or p.settings["arm"] == "random"]
 
 
-def resumed(kind: str, options: dict[str, Any]) -> Path | None:
-    """The folder that `--resume` names, if it does; UsageError for what does not go with it."""
-    if options["resume"] is None:
-        if options["report"]:
-            raise UsageError(f"--report: of which {kind}? Give --resume DIR too.")
-        return None
-    may = WITH_RESUME | ({"arms", "steps", "seeds"} if kind == "study" else set())
-    if given := [option for name, option in typed_options().items() if name not in may]:
-        raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
-    return Path(options["resume"]).absolute()
-
-
-def begun(kind: str, options: dict[str, Any], points: "list[Point]", name: str) -> Path:
-    """The folder of a new experiment, or of one that has grown, with its index written."""
-    from canal_mpi.experiments import points as index
-
-    folder: Path = (options["out"] or Path("runs", name)).absolute()
-    index.has_index(folder, kind)
-    if options["dry_run"]:
-        index.check_points(folder, points)
-    else:
-        index.save(folder, kind, points)
-    return folder
-
-
 def _grid(options: dict[str, Any]) -> "list[Point]":
     """The grid that was asked for."""
     from canal_mpi.cli import flags_of
     from canal_mpi.config import resolve
-    from canal_mpi.experiments import sweep as sweeps
+    from canal_mpi.experiments import design
     from canal_mpi.experiments.points import NETWORK
 
     flags, job_file, files = flags_of(options), options["job_file"], options["hostfiles"]
@@ -209,15 +189,15 @@ def _grid(options: dict[str, Any]) -> "list[Point]":
         raise UsageError("--network and --shared-disk go with --hostfiles, without --emulate.")
     if not NETWORK.fullmatch(network):
         raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
-    axes: list[Axis] = [sweeps.hostfiles(files, options["emulate"], shared)] if files else []
-    axes += [sweeps.agents(options["ranks"])] if options["ranks"] else []
+    axes: list[Axis] = [design.hostfiles(files, options["emulate"], shared)] if files else []
+    axes += [design.agents(options["ranks"])] if options["ranks"] else []
     for axis, name in (("topology", "topologies"), ("policy", "policies")):
         values = _words(options[name])
-        axes += [sweeps.named(axis, f"share.{axis}", values)] if values else []
-    axes += [sweeps.varied(text) for text in options["vary"]]
+        axes += [design.named(axis, f"share.{axis}", values)] if values else []
+    axes += [design.varied(text) for text in options["vary"]]
     if options["seeds"]:
-        axes.append(sweeps.seeds(options["seeds"], resolve(flags, job_file).seed))
-    return sweeps.grid(axes, flags, job_file, network)
+        axes.append(design.seeds(options["seeds"], resolve(flags, job_file).seed))
+    return design.grid(axes, flags, job_file, network)
 
 
 def execute(
@@ -225,24 +205,17 @@ def execute(
     folder: Path,
     points: "list[Point]",
     options: dict[str, Any],
-    collect: "Callable[[Path, Sequence[Point]], list[str]]",
     chosen: "list[Point] | None" = None,
 ) -> None:
-    """List, report or run an experiment, or the chosen points of it."""
+    """List or run an experiment, or the chosen points of it, and report."""
     from canal_mpi.cli import seconds_of
-    from canal_mpi.experiments import runner
+    from canal_mpi.experiments import page, runner
 
-    slots = options.get("slots") or runner.cores()
-    chosen = points if chosen is None else chosen
+    slots, chosen = options.get("slots") or runner.cores(), points if chosen is None else chosen
     if options["dry_run"]:
         return click.echo("\n".join(runner.dry_run(folder, chosen, slots)))
     work = runner.Runner(folder, chosen, slots, of_study=kind == "study")
-    if options.get("report"):
-        for run in work.runs:
-            run.check()
-    else:
-        with runner.Progress(work) as progress:
-            work.run(progress.changed, progress.refresh, seconds_of(options.get("max_time")) or inf)
+    runner.show(work, seconds_of(options.get("max_time")) or inf)
     click.echo("\n".join(runner.table(work)))
     here = Path.cwd()
     short = folder.relative_to(here) if folder.is_relative_to(here) else folder
@@ -251,7 +224,7 @@ def execute(
         done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"
         reason = work.stop_reason or "a point was stopped"
         raise Stopped(f"stopped: {reason}; {done}, the others are saved. To go on: {again}")
-    click.echo("\n".join(collect(folder, points)))
+    click.echo("\n".join(page.collect(folder, kind, points)))
     if broken := work.having(runner.BROKEN):
         raise RankFailed(
             f"{len(broken)} of {len(chosen)} points broke; first {broken[0].point.name}: "

@@ -4,20 +4,22 @@ The unit of resampling is the seed; scores of a seed are means over its agents. 
 is NaN.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, nan
+from math import inf, isnan, nan
 from typing import Any
 
 import numpy as np
 
+from canal_mpi.experiments.design import RANDOM, Study
+from canal_mpi.experiments.points import Point
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import UNKNOWN, Interval, bootstrap, costs, mean_score, ratio
+from canal_mpi.report.statistics import costs, mean_score, percent, times
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Measured
-from canal_mpi.results.measures import Scale
+from canal_mpi.results.measures import UNKNOWN, Interval, Scale, bootstrap, ratio
 from canal_mpi.results.reader import Run
 
 
@@ -190,11 +192,125 @@ def saving(cells: Sequence[Cell], base: Cell, cost: str) -> Interval:
     """
     base, *ours = matched(base, *sorted(cells, key=lambda cell: cell.budget))
 
-    def times(scores: Array, costs: Array, level: Array, whole: Array) -> Any:
+    def factor(scores: Array, costs: Array, level: Array, whole: Array) -> Any:
         goal, x, y = level.mean(axis=-1), costs.mean(axis=-2), scores.mean(axis=-2)
         spent = np.vectorize(compare.steps_to, signature="(),(n),(n)->()")(goal, x, y)
         return ratio(whole.mean(axis=-1), np.where(np.isnan(spent), inf, spent))
 
     scores = np.stack([cell.by_seed for cell in ours], axis=1)  # [seed, budget]
     spent = np.stack([cell.costs[cost] for cell in ours], axis=1)
-    return bootstrap(times, scores, spent, base.by_seed, base.costs[cost])
+    return bootstrap(factor, scores, spent, base.by_seed, base.costs[cost])
+
+
+# ── what a study shows ─────────────────────────────────────────────────────────────────────────
+
+
+class Results:
+    """What the finished runs of a study tell, random play among them, on one scale."""
+
+    def __init__(self, study: Study, points: Sequence[Point], runs: Mapping[str, Run]) -> None:
+        found: dict[tuple[str, int], list[Run]] = {}
+        for point in (point for point in points if point.name in runs):
+            cell = (point.settings["arm"], int(point.settings["steps"]))
+            found.setdefault(cell, []).append(runs[point.name])
+        chance = found.pop((RANDOM, 1))[0]
+        self.study, self.tasks = study, chance.tasks
+        self.missing = [point.name for point in points if point.name not in runs]
+        played = [chance.score[..., k, :].ravel() for k in range(len(self.tasks))]
+        self.random = np.array([m.mean(scores) for scores in played])  # [task] game points
+        self.random_error = np.array([m.standard_error(scores) for scores in played])
+        alone = [run for (arm, _), group in found.items() if arm == study.baseline for run in group]
+        self.scale = scale_of(self.tasks, self.random, alone)
+        order = [(arm.name, steps) for arm in study.arms.values() for steps in sorted(arm.steps)]
+        self.cells = [Cell.of(*cell, found[cell], self.scale) for cell in order if cell in found]
+
+    def of(self, arm: str, budget: int | None = None) -> list[Cell]:
+        """The cells of an arm, or the one at a budget."""
+        return [c for c in self.cells if c.arm == arm and budget in (None, c.budget)]
+
+    @property
+    def full(self) -> list[Cell]:
+        """The cells of arms that the study runs on all of its seeds."""
+        whole = len(self.study.seeds)
+        return [cell for cell in self.cells if self.study.arms[cell.arm].seeds == whole]
+
+    def lost(self, cell: Cell) -> Interval:
+        """What a cell forgot of its score above random play; not where it can't forget."""
+        return cell.forgetting(self.scale(self.random)) if cell.can_forget else UNKNOWN
+
+    def pairs(self, other: str) -> list[tuple[Cell, Cell]]:
+        """Each cell beside that of another arm at the same budget."""
+        found = ((cell, base) for cell in self.cells for base in self.of(other, cell.budget))
+        return [(cell, base) for cell, base in found if cell.arm != other]
+
+    @property
+    def ablations(self) -> list[tuple[Cell, Cell]]:
+        """Arms that run on fewer seeds, each beside the main one at the same budget."""
+        return [pair for pair in self.pairs(self.study.main) if pair[0] not in self.full]
+
+    def equal_steps(self) -> list[tuple[Cell, Cell]]:
+        """Arms beside the baseline where the study compares them at equal total steps."""
+        return [
+            (ours, theirs)
+            for pair in self.study.equal_steps
+            for ours in self.of(pair["arm"], pair["steps"])
+            for theirs in self.of(self.study.baseline, pair["baseline"])
+        ]
+
+
+def findings(results: Results) -> Iterator[str]:
+    """What the study shows, as far as there are runs for it: sentences with 95 % intervals."""
+    base, main = (
+        [cell for cell in results.of(arm) if not np.isnan(cell.final).any()]
+        for arm in (results.study.baseline, results.study.main)
+    )
+    if base and main:
+        best = best_budget(base)
+        steps, seconds = (saving(main, best, cost) for cost in ("steps", "seconds"))
+        yield (
+            f"To the score of {best.label}, its best budget ({percent(best.mean)}), {main[0].arm} "
+            f"gets with {times(steps, 'fewer steps', 'more steps')} and "
+            f"{times(seconds, 'less wall time', 'more wall time')}."
+            if steps[0]
+            else f"{main[0].arm} does not reach the score of {best.label} at any budget."
+        )
+    yield from (_higher(results.tasks, *pair) for pair in results.equal_steps())
+    known = [(cell, found) for cell in main if not isnan((found := results.lost(cell))[0])]
+    if known:
+        parts = ", ".join(f"{percent(lost)} at {cell.budget:,}" for cell, lost in known)
+        yield f"Of its score above random play {main[0].arm} forgets {parts}."
+    passed = [(c, *c.passed_on(results.random, results.random_error)) for c in main]
+    if told := [f"{percent(p)} at {c.budget:,} ({n} games)" for c, p, n in passed if n]:
+        yield (
+            f"Students of {main[0].arm} have, without own steps, {', '.join(told)} of their "
+            "players' score above random play, on games where players are clearly above it."
+        )
+    if main:
+        decided = sum(float(cell.costs["decisions"].sum()) for cell in main)
+        yield f"{main[0].arm} takes {decided:,.0f} steps for decisions."
+    for cell, other in (matched(*pair) for pair in results.pairs(results.study.baseline)):
+        if cell.arm == results.study.main and len(cell.seeds) > 1:
+            points = [f"{100 * one.spread:.1f} for {one.label}" for one in (cell, other)]
+            yield f"Spread over seeds (standard deviation, points): {' and '.join(points)}."
+    for cell, other in results.ablations:
+        if not isnan((change := compared(difference, cell, other))[0]):
+            ours, theirs = (one.costs for one in matched(cell, other))
+            slower = float(ours["seconds"].mean() / theirs["seconds"].mean())
+            yield (
+                f"{cell.label} against {other.arm}: score {percent(change, '+')} in points of "
+                f"{results.scale.name}, {slower:.1f} × the wall time, "
+                f"{100 * ours['waiting'].mean():.0f} % of it waiting."
+            )
+
+
+def _higher(tasks: Sequence[str], ours: Cell, theirs: Cell) -> str:
+    """How much higher an arm ends at equal total steps, and on which games it is lower."""
+    statistics = (mean_score, m.interquartile_mean)
+    means, iqms = (times(compared(ratio_of(one), ours, theirs)) for one in statistics)
+    lower = np.array(tasks)[clearly_lower(ours, theirs)].tolist()
+    total = " and ".join(f"{one.costs['steps'].mean():,.0f}" for one in (ours, theirs))
+    return (
+        f"At equal total steps ({total}) {ours.label} ends {means} as high as {theirs.label} in "
+        f"the mean and {iqms} in the IQM; lower by more than two standard errors on {len(lower)} "
+        f"of {len(tasks)} games{': ' * bool(lower)}{', '.join(lower)}."
+    )

@@ -77,12 +77,15 @@ def resolved(flags: Layer, job_file: str | None = None, environ: Any = None) -> 
     return replace(job, share=replace(job.share, lessons=lessons))
 
 
-def check_names(points: Sequence[Point]) -> None:
-    """UsageError where two points have the same name."""
+def checked(points: list[Point]) -> list[Point]:
+    """The points; UsageError where they are too many, or two have the same name."""
+    if len(points) > MAX_POINTS:
+        raise UsageError(f"{len(points)} points; at most {MAX_POINTS} are possible.")
     names = [point.name for point in points]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise UsageError(f"two points are called '{twice}': name each value once.")
+    return points
 
 
 # ── the folder ─────────────────────────────────────────────────────────────────────────────────
@@ -101,8 +104,6 @@ def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
 
 def check_points(folder: Path, points: Sequence[Point]) -> None:
     """Refuse points that could not start, and a folder that has runs of other jobs."""
-    if len(points) > MAX_POINTS:
-        raise UsageError(f"{len(points)} points; at most {MAX_POINTS} are possible.")
     for point in points:
         plan_of(point.job, folder, "", 0, ["here"] * point.agents)
         check_same_job(folder / point.name, point)
@@ -114,36 +115,27 @@ def job_file(folder: Path, name: str) -> Path:
     return beside if beside.is_file() and not path.is_file() else path
 
 
-def kind_of(folder: Path) -> str:
-    """The kind of experiment that was started here before, or nothing."""
-    return str(_index(folder)["kind"]) if (folder / INDEX).is_file() else ""
-
-
-def has_index(folder: Path, kind: str) -> bool:
-    """Whether such an experiment was started here before; UsageError if it is of the other kind."""
-    if (found := kind_of(folder)) not in ("", kind):
-        raise UsageError(f"{folder} holds a {found}: `canal-mpi {found} --resume` resumes it.")
-    return bool(found)
+def kind_of(folder: Path, wanted: str = "") -> str:
+    """The kind of experiment that was started here before, or nothing; UsageError for another."""
+    kind = str(_index(folder)["kind"]) if (folder / INDEX).is_file() else ""
+    if kind and wanted not in ("", kind):
+        raise UsageError(f"{folder} holds a {kind}: `canal-mpi {kind} --resume` resumes it.")
+    return kind
 
 
 def load_points(folder: Path, kind: str) -> list[Point]:
     """The points of an experiment that was started here before."""
-    if not has_index(folder, kind):
+    if not kind_of(folder, kind):
         raise UsageError(f"{folder} holds no {kind}: there is no {INDEX} in it.")
-    index = _index(folder)
     with _checking(folder / INDEX):
-        points = [_read(folder, entry) for entry in index["points"]]
-        if not 1 <= len(points) <= MAX_POINTS:
-            raise ValueError(f"{len(points)} points")
-    check_names(points)
-    return points
+        return checked([_read(folder, entry) for entry in _index(folder)["points"]])
 
 
 def _index(folder: Path) -> dict[str, Any]:
     with _checking(folder / INDEX):
         facts: dict[str, Any] = json.loads((folder / INDEX).read_bytes()[:MAX_INDEX_BYTES])
-        if facts["kind"] not in KINDS:
-            raise ValueError("an unknown kind of experiment")
+        if facts["kind"] not in KINDS or not facts["points"]:
+            raise ValueError("an unknown kind of experiment, or no points")
     return facts
 
 

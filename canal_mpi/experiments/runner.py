@@ -8,9 +8,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from functools import cached_property
 from math import inf
 from pathlib import Path
@@ -22,13 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from canal_mpi.errors import CanalError, DamagedData, Stopped
-from canal_mpi.experiments.points import (
-    FINISHED,
-    Point,
-    check_same_job,
-    finished_runs,
-    job_file,
-)
+from canal_mpi.experiments.points import FINISHED, Point, check_same_job, finished_runs, job_file
 from canal_mpi.launch.mpirun import program
 from canal_mpi.launch.supervise import STOP_SIGNALS
 from canal_mpi.rank.plan import Workload, devices, plan_of
@@ -36,7 +29,7 @@ from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured
 from canal_mpi.results.measures import mean
 from canal_mpi.results.progress import clean, digits, duration, remaining
-from canal_mpi.results.reader import Run, load
+from canal_mpi.results.reader import load
 from canal_mpi.results.status import locked, status_of
 
 POLL_SECONDS = 0.2
@@ -45,22 +38,24 @@ LOW_PRIORITY = "10"  # as `nice` counts
 PUBLISHED = {"run.h5", "job.toml"}  # what a report needs of a run
 
 
-@dataclass
 class PointRun:
-    """A point, its run directory, and how far it is."""
+    """A point of the experiment in `home`, its run directory, and how far it is."""
 
-    point: Point
-    folder: Path
-    log: Path
-    of_study: bool = False  # runs at low priority, and only what a report needs is kept
-    status: str = WAITING
-    reason: str = ""  # why it broke
-    seconds: float = 0.0  # since it was started this time
-    started: float = 0.0
-    log_offset: int = 0  # what the log had before this start
-    resumes: bool = False  # whether it was started from its checkpoints
-    from_scratch: bool = False  # whether it must be repeated: its checkpoints are damaged
-    process: subprocess.Popen[bytes] | None = None
+    def __init__(self, point: Point, home: Path, of_study: bool = False) -> None:
+        self.point, self.home = point, home
+        self.folder, self.log = home / point.name, home / "logs" / f"{point.name}.log"
+        self.of_study = of_study  # runs at low priority, and only what a report needs is kept
+        self.status, self.reason = WAITING, ""  # why it broke
+        self.seconds = self.started = 0.0  # of this start: how long, and since when
+        self.log_offset = 0  # what the log had before it
+        self.resumes = False  # whether it was started from its checkpoints
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def change(self) -> str:
+        """What has happened to it last."""
+        started = "resumed" if self.resumes else "started"
+        return {RUNNING: started, WAITING: "repeated"}.get(self.status, self.status)
 
     @cached_property
     def expected(self) -> float:
@@ -75,14 +70,12 @@ class PointRun:
     def signal(self, number: int) -> None:
         """Pass a signal on; the first one lets its ranks save and stop, SIGTERM then ends them."""
         if self.process is not None:
-            with suppress(ProcessLookupError):
-                self.process.send_signal(number)
+            self.process.send_signal(number)
 
-    def start(self, folder: Path) -> None:
+    def start(self) -> None:
         """Start it, or resume it from its checkpoints."""
-        begun = any((self.folder / "checkpoints").glob("agent-*/round-*"))
-        self.resumes, self.from_scratch = begun and not self.from_scratch, False
-        command = command_of(self.point, folder, self.resumes)
+        self.resumes = any((self.folder / "checkpoints").glob("agent-*/round-*"))
+        command = command_of(self.point, self.home, self.resumes)
         command = ["nice", "-n", LOW_PRIORITY, *command] if self.of_study else command
         if setpriv := shutil.which("setpriv"):  # save and stop if this process is killed
             command = [setpriv, "--pdeathsig", "USR1", "--", *command]
@@ -110,8 +103,9 @@ class PointRun:
             keep_published(self.folder) if self.of_study else None
         elif stopping or code == Stopped.code:
             self.status = STOPPED
-        elif code == DamagedData.code and self.resumes:
-            self.status, self.from_scratch = WAITING, True
+        elif code == DamagedData.code and self.resumes:  # repeat it from its start
+            shutil.rmtree(self.folder / "checkpoints")
+            self.status = WAITING
         else:
             self.status, self.reason = BROKEN, last_error(self.log, self.log_offset)
         return True
@@ -151,30 +145,25 @@ class Runner:
     def __init__(
         self, folder: Path, points: Sequence[Point], slots: int, of_study: bool = False
     ) -> None:
-        self.folder, self.slots, self.stop_reason = folder, slots, ""
-        logs = folder / "logs"
-        self.runs = [PointRun(p, folder / p.name, logs / f"{p.name}.log", of_study) for p in points]
+        self.slots, self.stop_reason = slots, ""
+        self.runs = [PointRun(point, folder, of_study) for point in points]
 
-    def run(
-        self,
-        on_change: Callable[[str, PointRun], None] = lambda what, run: None,
-        on_poll: Callable[[], None] = lambda: None,
-        limit: float = inf,
-    ) -> None:
-        """Everything that is not finished yet; after `limit` seconds the ranks save and stop."""
+    def run(self, limit: float = inf) -> Generator[PointRun | None, None, None]:
+        """Run what is not finished yet: each point when it has changed, and None at every poll.
+
+        After `limit` seconds the ranks save and stop.
+        """
         end = monotonic() + limit
         for run in self.runs:
             run.check()
         handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
         try:
-            while self._unfinished():
+            while self.having(RUNNING) or (self.having(WAITING) and not self.stop_reason):
                 if monotonic() > end and not self.stop_reason:
                     self._stop("its time is over (--max-time)")
-                self._start_what_fits(on_change)
-                for run in self.having(RUNNING):
-                    if run.poll(bool(self.stop_reason)):
-                        on_change("repeated" if run.status == WAITING else run.status, run)
-                on_poll()
+                yield from self._start_what_fits()
+                yield from (r for r in self.having(RUNNING) if r.poll(bool(self.stop_reason)))
+                yield None
                 sleep(POLL_SECONDS)
         finally:
             for run in self.having(RUNNING):  # only where something went wrong here
@@ -186,11 +175,7 @@ class Runner:
         """The points with one of these statuses."""
         return [run for run in self.runs if run.status in status]
 
-    def _unfinished(self) -> bool:
-        states = (RUNNING,) if self.stop_reason else (RUNNING, WAITING)
-        return bool(self.having(*states))
-
-    def _start_what_fits(self, on_change: Callable[[str, PointRun], None]) -> None:
+    def _start_what_fits(self) -> Iterator[PointRun]:
         for run in self.having(WAITING):
             if self.stop_reason or (self.having(RUNNING) and not self._fits(run)):
                 return
@@ -198,10 +183,10 @@ class Runner:
                 continue
             run.check()  # they may have finished it
             if run.status == WAITING:
-                run.start(self.folder)
+                run.start()
                 if self.stop_reason:  # the signal came while it was being started
                     run.signal(signal.SIGUSR1)
-                on_change("resumed" if run.resumes else "started", run)
+                yield run
 
     def _fits(self, run: PointRun) -> bool:
         running = [other.point for other in self.having(RUNNING)]
@@ -231,38 +216,19 @@ def cores() -> int:
 # ── what is shown ──────────────────────────────────────────────────────────────────────────────
 
 
-class Progress:
-    """Shows a runner: a line for each change, and on a terminal one more that keeps changing."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner, self._console = runner, Console(highlight=False)
-        self._status = self._console.status(self._line())
-
-    def __enter__(self) -> "Progress":
-        """Begin to show it."""
-        self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Leave only the lines that stay."""
-        self._status.stop()
-
-    def changed(self, what: str, run: PointRun) -> None:
-        """Print a line that stays."""
-        words = f"{what:<8} {run.point.name}"
-        if what == FINISHED:
-            words += f" in {duration(run.seconds)} · {summary(self.runner)}"
-        elif run.reason:
-            words += f": {clean(run.reason)}"
-        self._console.print(words, markup=False, soft_wrap=True)
-
-    def refresh(self) -> None:
-        """Update the line that changes."""
-        self._status.update(self._line())
-
-    def _line(self) -> str:
-        names = ", ".join(run.point.name for run in self.runner.having(RUNNING))
-        return escape(f"{summary(self.runner)} · {names}")
+def show(runner: Runner, limit: float = inf) -> None:
+    """Run it: a line for each change, and on a terminal one more that keeps changing."""
+    console = Console(highlight=False)
+    with console.status("") as status, closing(runner.run(limit)) as changes:
+        for run in changes:
+            if run is not None:
+                words = f"{run.change:<8} {run.point.name}"
+                if run.status == FINISHED:
+                    words += f" in {duration(run.seconds)} · {summary(runner)}"
+                words += f": {clean(run.reason)}" * bool(run.reason)
+                console.print(words, markup=False, soft_wrap=True)
+            names = ", ".join(other.point.name for other in runner.having(RUNNING))
+            status.update(escape(f"{summary(runner)} · {names}"))
 
 
 def table(runner: Runner) -> list[str]:
@@ -273,7 +239,11 @@ def table(runner: Runner) -> list[str]:
         facts = clean(run.reason)[:60]
         if run.status == FINISHED:
             with suppress(CanalError):
-                facts = _result(load(run.folder))
+                found = Measured(load(run.folder))
+                spent, human = costs(found.run), found.scale.name == "HNS"
+                score = mean(100 * found.final if human else found.raw[:, found.rounds_done])
+                facts = f"{spent['steps']:>9,.0f}  {duration(spent['seconds']):<12} "
+                facts += f"{digits(score, 1)}{' % HNS' * human}"
         lines.append(f" {run.point.name:<{width}}  {run.status:<9}  {facts}".rstrip())
     return [*lines, f" {summary(runner)} · time: slowest agent, measuring left out"]
 
@@ -291,15 +261,6 @@ def seconds_left(runner: Runner) -> float:
     factor = sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
     left = factor * sum(r.expected for r in (*running, *runner.having(WAITING)))
     return max(left - sum(r.seconds for r in running), 0.0) / max(len(running), 1)
-
-
-def _result(run: Run) -> str:
-    """Steps, time and mean score of a run in a line."""
-    spent, found = costs(run), Measured(run)
-    human = found.scale.name == "HNS"
-    score = mean(100 * found.final if human else found.raw[:, found.rounds_done])
-    told = f"{digits(score, 1)}{' % HNS' * human}"
-    return f"{spent['steps']:>9,.0f}  {duration(spent['seconds']):<12} {told}"
 
 
 def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:

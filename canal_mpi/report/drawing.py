@@ -8,15 +8,18 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
+import matplotlib.style
 import numpy as np
 from markupsafe import Markup
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure as Drawing
 
 from canal_mpi.interfaces import Array
 
@@ -32,8 +35,7 @@ GLYPHS = dict(zip(MARKERS, "●■▼▲✚✖⬟★", strict=True))  # the same
 COLUMN = 3.4  # inches: a column of a paper
 FEW = 8  # columns that have room for numbers
 TEMPLATES = Path(__file__).parent / "templates"
-KINDS = ("pdf", "svg", "png")
-NO_DATES = {  # the same runs give the same bytes
+KINDS = {  # of files, without dates: the same runs give the same bytes
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "png": {"Software": None},
@@ -43,8 +45,6 @@ NO_DATES = {  # the same runs give the same bytes
 @contextmanager
 def styled() -> Iterator[None]:
     """How figures look, whatever the user's own matplotlib is set to; also a decorator."""
-    import matplotlib.style
-
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     style = matplotlib.style.context(TEMPLATES / "figures.mplstyle", after_reset=True)
     with style, np.errstate(all="ignore"), warnings.catch_warnings():
@@ -93,31 +93,38 @@ def series_style(k: int, **more: Any) -> dict[str, Any]:
 
 
 class Figure:
-    """A drawing with one pair of axes, a column of a paper wide."""
+    """A drawing with one pair of axes, a column of a paper wide.
+
+    `needs` says what would fill a figure that has nothing to show.
+    """
 
     def __init__(
-        self, key: str, title: str, caption: str = "", height: float = 2.2, **names: str
+        self,
+        key: str,
+        title: str,
+        caption: str = "",
+        height: float = 2.2,
+        needs: str = "",
+        **names: str,
     ) -> None:
-        from matplotlib.figure import Figure as Drawing
-
-        self.key, self.title, self.caption = key, title, caption
-        self.keys: tuple[tuple[str, str, str], ...] = ()  # label, glyph and colour of each series
+        self.key, self.title, self.caption, self.needs = key, title, caption, needs
         self._drawing = Drawing((COLUMN, height), layout="constrained")
         self.axes: Any = self._drawing.add_subplot(**names)
         for axis in (self.axes.xaxis, self.axes.yaxis):
             axis.set_major_formatter(lambda value, _: short(value))
         self.axes.locator_params(axis="x", nbins=6)
 
-    def legend(self) -> None:
-        """Say what the series mean: a page once for all that share it, a file above the plot."""
-        from matplotlib.colors import to_hex
-
+    @property
+    def keys(self) -> tuple[tuple[str, str, str], ...]:
+        """Label, glyph and colour of each series: a page has them once for all that share them."""
+        found = []
         for handle, label in zip(*self.axes.get_legend_handles_labels(), strict=True):
             bar = isinstance(handle, tuple)
             colour = to_hex(handle[0].get_facecolor() if bar else handle.get_color())
             glyph = "■" if bar else GLYPHS.get(handle.get_marker(), "━")
             glyph = "○" if not bar and handle.get_markerfacecolor() == "none" else glyph
-            self.keys += ((label, glyph, CSS_NAMES.get(colour, colour)),)
+            found.append((label, glyph, CSS_NAMES.get(colour, colour)))
+        return tuple(found)
 
     def fit(self, axis: str = "y") -> None:
         """Limits with some room; what was never negative begins at zero, its marks unclipped."""
@@ -129,8 +136,9 @@ class Figure:
         getattr(self.axes, f"set_{axis}lim")(floor, high + room)
 
     def spread(self) -> None:
-        """A logarithmic x axis beyond 0.1 where one row would press all others flat."""
-        values = np.concatenate([np.abs(line.get_xdata()) for line in self.axes.lines])
+        """Fit the x axis; logarithmic beyond 0.1 where one row would press all others flat."""
+        self.fit("x")
+        values = np.abs([x for line in self.axes.lines for x in line.get_xdata()])
         known = values[np.isfinite(values)]
         if known.size and known.max() > 5 * max(np.median(known), 0.1):
             self.axes.set_xscale("symlog", linthresh=0.1)
@@ -156,54 +164,55 @@ class Figure:
         self.axes.hlines(y, low, high, color=SERIES[k % 8], lw=1.6, alpha=0.6)
         style = series_style(k, linestyle="none", markersize=4, label=plain(label, 40))
         self.axes.plot(value, y, **style)
-        self.name_rows(names)
-        self._drawing.set_figheight(0.6 + max(0.19, 0.08 * of) * len(names))
+        self.name_rows(names, max(0.19, 0.08 * of))
 
-    def name_rows(self, names: Sequence[str]) -> None:
-        """Names along the left side, the first on top."""
+    def name_rows(self, names: Sequence[str], height: float = 0.19) -> None:
+        """Names along the left side, the first on top; rows of so many inches."""
         self.axes.set_yticks(range(len(names)), [plain(name, 34) for name in names])
         self.axes.set_ylim(len(names) - 0.5, -0.5)
+        self._drawing.set_figheight(0.6 + height * len(names))
 
-    def bars(
-        self, rows: Sequence[int], values: Sequence[float], k: int, of: int, label: str
-    ) -> None:
-        """Horizontal bars with their numbers: the k-th of so many series."""
-        y = [row + ((k + 0.5) / of - 0.5) * 0.8 for row in rows]
-        style = {"color": SERIES[k % 8], "hatch": "////" * k, "edgecolor": CARD, "linewidth": 0}
-        self.axes.barh(y, values, 0.74 / of, label=label, **style)
+    def bars(self, values: Mapping[tuple[str, str], float], series: Sequence[str] = ("",)) -> None:
+        """Horizontal bars with their numbers; values by row and series."""
+        rows, of = list(dict.fromkeys(row for row, _ in values)), len(series)
         near: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
-        for place, value in zip(y, values, strict=True):  # beside names there is no room
-            told = "–" if isnan(value) else short(float(f"{round(value, 3):.3g}"))
-            self.axes.annotate(told, (np.fmax(value, 0), place), fontsize=7, **near)
+        for k, label in enumerate(series):
+            own = {rows.index(row): x for (row, which), x in values.items() if which == label}
+            y = [row + ((k + 0.5) / of - 0.5) * 0.8 for row in own]
+            style = {"color": SERIES[k], "hatch": "////" * k, "edgecolor": CARD, "linewidth": 0}
+            self.axes.barh(y, list(own.values()), 0.74 / of, label=label, **style)
+            for place, value in zip(y, own.values(), strict=True):  # beside names there is no room
+                told = "–" if isnan(value) else short(float(f"{round(value, 3):.3g}"))
+                self.axes.annotate(told, (np.fmax(value, 0), place), fontsize=7, **near)
         self.axes.margins(x=0.16)
         self.axes.grid(False, axis="y")
+        self.name_rows(rows, 0.2 * of)
 
-    def file(self, kind: str) -> bytes:
-        """The figure as a file: pdf, svg or png, with room for its legend above the plot."""
-        held, drawing, height = io.BytesIO(), self._drawing, self._drawing.get_figheight()
+    def files(self) -> dict[str, bytes]:
+        """The figure in every format, from now on with its legend above the plot."""
+        found = {}
         with styled():
             if self.keys:
                 longest = max(len(label) for label, *_ in self.keys)
                 columns = max(int(244 / (27 + 4.2 * longest)), 1)
-                drawing.legend(loc="outside upper left", ncols=columns)
-                drawing.set_figheight(height + 0.15 * -(-len(self.keys) // columns))
-            drawing.savefig(held, format=kind, metadata=NO_DATES[kind])
-        for legend in drawing.legends:
-            legend.remove()
-        drawing.set_figheight(height)
-        return held.getvalue()
+                room = 0.15 * -(-len(self.keys) // columns)
+                self._drawing.set_figheight(self._drawing.get_figheight() + room)
+                self._drawing.legend(loc="outside upper left", ncols=columns)
+            for kind, metadata in KINDS.items():
+                held = io.BytesIO()
+                self._drawing.savefig(held, format=kind, metadata=metadata)
+                found[kind] = held.getvalue()
+        return found
 
     def inline(self, prefix: str, words: str) -> Markup:
         """SVG for the inside of a page: ids of its own, colours by name, no background.
 
         matplotlib has escaped every word; nothing that is done here makes markup of one.
         """
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-
         held = io.StringIO()
         self._drawing.patch.set_visible(False)
         with styled():  # savefig would draw everything once more, to no purpose
-            FigureCanvasSVG(self._drawing).print_svg(held, metadata=NO_DATES["svg"])
+            FigureCanvasSVG(self._drawing).print_svg(held, metadata=KINDS["svg"])
         self._drawing.patch.set_visible(True)
         text = held.getvalue()
         text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
@@ -215,34 +224,15 @@ class Figure:
         return Markup(f"<svg {box} {label}>{rest}")
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """A figure that has nothing to show, and what would fill it."""
-
-    title: str
-    words: str
+Section = tuple[str, str, list[Figure]]  # of a page: its title, a line of words, its figures
 
 
-@dataclass
-class Pictures:
-    """Figures in sections, each with a title and a line of words; and why others were left out."""
-
-    sections: list[tuple[str, str, list[Figure]]] = field(default_factory=list)
-    left_out: dict[str, list[str]] = field(default_factory=dict)
-
-    def add(self, title: str, words: str, shown: Iterable[Figure | LeftOut]) -> None:
-        """Add a section of those that have something to show."""
-        found: list[Figure] = []
-        for one in shown:
-            if isinstance(one, Figure):
-                found.append(one)
-            else:
-                self.left_out.setdefault(one.words, []).append(one.title)
-        self.sections += [(title, words, found)] if found else []
-
-    def files(self, folder: Path, prefix: str = "") -> dict[Path, bytes]:
-        """Every figure in every format, by the file that it goes to."""
-        shown = [figure for *_, found in self.sections for figure in found]
-        return {
-            folder / f"{prefix}{one.key}.{kind}": one.file(kind) for one in shown for kind in KINDS
-        }
+def files_of(sections: Sequence[Section], folder: Path, prefix: str = "") -> dict[Path, bytes]:
+    """Every figure that has something to show, in every format, by the file that it goes to."""
+    return {
+        folder / f"{prefix}{figure.key}.{kind}": data
+        for *_, figures in sections
+        for figure in figures
+        if not figure.needs
+        for kind, data in figure.files().items()
+    }

@@ -1,15 +1,14 @@
 """The figures of runs; those that have nothing to show say what would fill them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from canal_mpi.interfaces import Array
 from canal_mpi.report import drawing as d
-from canal_mpi.report.drawing import FEW, SERIES, Figure, LeftOut, bounded
-from canal_mpi.report.statistics import bootstrap, busy_seconds, costs
+from canal_mpi.report.drawing import FEW, SERIES, Figure, bounded
+from canal_mpi.report.statistics import busy_seconds, costs
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Comparison, Group, Measured, kind_of, mix
 from canal_mpi.results.measures import Scale
@@ -17,11 +16,11 @@ from canal_mpi.results.reader import Run
 from canal_mpi.results.store import TIME_PARTS
 from canal_mpi.results.summary import CORE, seconds_by_part
 
-Shown = Figure | LeftOut
 TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
 PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
 EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
 KEPT_NEEDS = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
+TWO_ROUNDS = "it needs at least two rounds"
 TRANSFER_NEEDS = "it needs scores of tasks before they are learnt: --set evaluation.tasks=all"
 
 
@@ -33,10 +32,10 @@ def score_name(scale: Scale) -> str:
 # ── one run ────────────────────────────────────────────────────────────────────────────────────
 
 
-def curve(measured: Measured, i: int) -> Shown:
+def curve(measured: Measured, i: int) -> Figure:
     """Scores on a task round by round: evaluations, and training inside the round it was learnt."""
     run, task, table = measured.run, measured.run.tasks[i], measured.run["tasks"]
-    figure = Figure(f"curve-{i}", task, "", 2.0, xlabel="round", ylabel="score")
+    figure = Figure(f"curve-{i}", task, height=2.0, xlabel="round", ylabel="score")
     for row, agent in enumerate(run.agents):
         style, seen = d.series_style(row), bounded(measured.raw[row, : measured.P.shape[1], i])
         known = np.flatnonzero(np.isfinite(seen))
@@ -44,7 +43,8 @@ def curve(measured: Measured, i: int) -> Shown:
         dots = {"marker": "o", "markersize": 2.4}
         dots |= {"linewidth": 1.0} if len(known) > 2 else {"linestyle": "none"}
         figure.axes.plot(known, seen[known], **style | dots)
-        figure.axes.plot([], [], "o", color=style["color"], ms=4, label=f"agent {agent}")
+        label = f"agent {agent}" if len(run.agents) <= FEW else ""
+        figure.axes.plot([], [], "o", color=style["color"], ms=4, label=label)
         for k in np.flatnonzero((table["agent"] == agent) & (table["task"] == task)):
             x, y = _episodes(run, agent, int(table["round"][k]))
             if len(x) > 2:  # two episodes are no curve
@@ -55,7 +55,7 @@ def curve(measured: Measured, i: int) -> Shown:
             size = {"markersize": max(7.5 - row, 4.0), "clip_on": False}
             figure.axes.plot(int(table["round"][k]), last, **style | mark | size)
     if not np.isfinite(figure.axes.dataLim.intervaly).all():
-        return LeftOut(task, "nobody has learnt it or was evaluated on it yet")
+        figure.needs = "nobody has learnt it or was evaluated on it yet"
     if measured.scale.name == "HNS":  # random play and, where agents come near, a human
         for name, value in (("random", measured.scale.zero[i]), ("human", measured.scale.one[i])):
             if name == "random" or value <= 1.3 * figure.axes.dataLim.y1:
@@ -66,8 +66,6 @@ def curve(measured: Measured, i: int) -> Shown:
     figure.axes.set_xlim(-0.15, run.rounds + 0.25)
     ticks = np.linspace(0, run.rounds, min(run.rounds, 10) + 1).astype(int)
     figure.axes.set_xticks(np.unique(ticks))
-    if len(run.agents) <= FEW:
-        figure.legend()
     return figure
 
 
@@ -82,67 +80,66 @@ def _episodes(run: Run, agent: int, round_: int) -> tuple[Array, Array]:
     return place, (total[ends] - total[starts]) / (ends - starts)
 
 
-def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
-    """[task] mean scores over agents right after tasks and at the end; how sure the change is (1:
-    higher, -1: lower by more than its standard error); and which tasks have both.
-
-    Tasks of the last round are left out: nothing came after them.
+def changes(before: Array, after: Array) -> tuple[Array, Array, Array, Array]:
+    """[task] means over agents of two scores [agent, task], of the tasks that have both; how sure
+    the change is (1: higher, -1: lower by more than its standard error); and which tasks these are.
     """
-    after, end = m.just_after(measured.P, measured.when), measured.P[:, -1, :]
-    later = ~np.isnan(after) & ~np.isnan(end) & (measured.when < measured.rounds_done)
-    tasks = np.flatnonzero(later.any(axis=0))
-    pairs = [[x[later[:, i], i].mean() for x in (after, end)] for i in tasks]
+    both = ~np.isnan(before) & ~np.isnan(after)
+    tasks = np.flatnonzero(both.any(axis=0))
+    pairs = [[x[both[:, i], i].mean() for x in (before, after)] for i in tasks]
     first, last = np.array(pairs).reshape(-1, 2).T
-    changes = [(end - after)[later[:, i], i] for i in tasks]
-    sure = [int(m.clearly_above(one)) - int(m.clearly_above(-one)) for one in changes]
+    each = [(after - before)[both[:, i], i] for i in tasks]
+    sure = [int(m.clearly_above(one)) - int(m.clearly_above(-one)) for one in each]
     return first, last, np.array(sure, dtype=int), tasks
+
+
+def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
+    """`changes` from right after tasks to the end; nothing came after those of the last round."""
+    after = m.just_after(measured.P, measured.when)
+    earlier = measured.when < measured.rounds_done
+    return changes(np.where(earlier, after, np.nan), measured.P[:, -1, :])
 
 
 def kept_needs(measured: Measured) -> str:
     """What is missing where no task has both scores."""
-    return KEPT_NEEDS if measured.rounds_done > 1 else "it needs at least two rounds"
+    return KEPT_NEEDS if measured.rounds_done > 1 else TWO_ROUNDS
 
 
-def forgetting(measured: Measured) -> Shown:
+def forgetting(measured: Measured) -> Figure:
     """For each task: the mean score right after it was learnt, and at the end."""
-    title, (first, last, sure, tasks) = "What was kept until the end", kept_scores(measured)
+    first, last, sure, tasks = kept_scores(measured)
     words = "Tasks learnt before the last round, means over agents. Green: higher at the end, "
     words += "orange: lower, by more than the standard error; grey: no clear change."
-    if not len(tasks):
-        return LeftOut(title, kept_needs(measured))
-    height, name = 0.6 + 0.19 * len(tasks), score_name(measured.scale)
-    figure = Figure("forgetting", title, words, height, xlabel=name)
+    needs, name = "" if len(tasks) else kept_needs(measured), score_name(measured.scale)
+    figure = Figure("forgetting", "What was kept until the end", words, needs=needs, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
         tone, label = (d.MUTED, d.GOOD, d.BAD)[sure[k]], "" if k else "right after"
         figure.axes.plot([then, now], [k, k], color=tone, lw=2.2, alpha=0.6)
         figure.axes.plot(then, k, "o", color=tone, mfc="none", mew=1, ms=6.5, label=label)
         figure.axes.plot(now, k, "o", color=tone, ms=4, label="" if k else "at the end")
     figure.name_rows([measured.run.tasks[i] for i in tasks])
-    figure.fit("x")
     figure.spread()
-    figure.legend()
     return figure
 
 
-def zero_shot(measured: Measured) -> tuple[str, list[LeftOut]]:
+def zero_shot(measured: Measured) -> tuple[str, list[Figure]]:
     """What learning other tasks did to tasks still to come, in a sentence, or what that needs."""
     change = measured.measures()["transfer/zero_shot"].single
     if np.isnan(change):
-        needs = TRANSFER_NEEDS if measured.rounds_done > 1 else "it needs at least two rounds"
-        return "", [LeftOut("Zero-shot transfer", needs)]
+        needs = TRANSFER_NEEDS if measured.rounds_done > 1 else TWO_ROUNDS
+        return "", [Figure("transfer", "Zero-shot transfer", needs=needs)]
     words = "Zero-shot transfer: the mean score on tasks still to come changed by "
     words += f"{'+' * (change >= 5e-4)}{d.number(change)} ({measured.scale.name}) a round."
     return words, []
 
 
-def time_bars(run: Run) -> Shown:
+def time_bars(run: Run) -> Figure:
     """A bar for every agent: what it spent its time on."""
-    parts, title = seconds_by_part(run["tasks"], run.agents), "Where the time went"
+    parts = seconds_by_part(run["tasks"], run.agents)
     spent = np.array([parts[name] for name in PARTS]).T  # [agent, part]
-    if not spent.sum():
-        return LeftOut(title, "no task is finished yet")
     words = "Start-up is left out; waiting includes that for run.h5 after a round."
-    figure = Figure("time", title, words, 0.6 + 0.24 * len(spent), xlabel="seconds inside tasks")
+    needs, name = "" if spent.sum() else "no task is finished yet", "seconds inside tasks"
+    figure = Figure("time", "Where the time went", words, needs=needs, xlabel=name)
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
     for k, (name, colour) in enumerate(PARTS.items()):
@@ -152,16 +149,15 @@ def time_bars(run: Run) -> Shown:
         for row in np.flatnonzero(spent[:, k] > 0.11 * spent.sum(axis=1).max()):
             place, share = starts[row, k] + spent[row, k] / 2, spent[row, k] / spent[row].sum()
             figure.axes.text(place, row, f"{100 * share:.0f} %", **style)
-    figure.name_rows([f"agent {agent}" for agent in run.agents])
+    figure.name_rows([f"agent {agent}" for agent in run.agents], 0.24)
     figure.axes.grid(False, axis="y")
-    figure.legend()
     return figure
 
 
 # ── several runs ───────────────────────────────────────────────────────────────────────────────
 
 
-def progress(comparison: Comparison) -> Iterator[Shown]:
+def progress(comparison: Comparison) -> Iterator[Figure]:
     """Mean score over agents and tasks against the steps of all agents, and against time."""
     found = [group.progress(comparison.whole) for group in comparison.groups]
     known = [k for k, (_, scores) in enumerate(found) if not np.isnan(scores).any()]
@@ -171,17 +167,14 @@ def progress(comparison: Comparison) -> Iterator[Shown]:
         ("steps", "Score against steps", "steps of all agents"),
         ("time", "Score against time", "seconds, slowest agent, measuring left out"),
     ):
-        if not known:
-            yield LeftOut(title, EVALUATE)
-            continue
-        figure = Figure(f"progress-{key}", title, words, xlabel=label, ylabel="mean score")
+        figure = Figure(f"progress-{key}", title, words, needs=EVALUATE * (not known))
+        figure.axes.set(xlabel=label, ylabel="mean score")
         for k in known:
             (steps, scores), group = found[k], comparison.groups[k]
             x = steps if key == "steps" else _seconds_after(group, len(steps))
-            figure.curve(k, x, bootstrap(lambda y: y.mean(axis=-2), scores), group.label)
+            figure.curve(k, x, m.bootstrap(lambda y: y.mean(axis=-2), scores), group.label)
         figure.fit()
         figure.axes.set_xlim(left=0)
-        figure.legend()
         yield figure
 
 
@@ -195,37 +188,41 @@ def _seconds_after(group: Group, rounds: int) -> Array:
     return np.asarray(np.mean(found, axis=0))
 
 
-def task_scores(comparison: Comparison) -> Shown:
+def task_scores(comparison: Comparison) -> Figure:
     """For each task: the mean score at the end, of every group, with its 95 % interval."""
-    title, groups, tasks = "Scores on each task at the end", comparison.groups, comparison.tasks
-    if all(np.isnan(run.final).all() for run in comparison.runs):
-        return LeftOut(title, EVALUATE)
+    groups, none = comparison.groups, all(np.isnan(run.final).all() for run in comparison.runs)
     words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
-    figure = Figure("scores", title, words, xlabel=score_name(comparison.scale))
+    figure = Figure("scores", "Scores on each task at the end", words, needs=EVALUATE * none)
+    figure.axes.set_xlabel(score_name(comparison.scale))
     for k, group in enumerate(groups):
         means = np.array([[m.mean(column) for column in run.final.T] for run in group.runs])
-        found = [bootstrap(lambda x: x.mean(axis=-1), column) for column in means.T]
-        figure.intervals(tasks, found, k, len(groups), group.label)
-    figure.fit("x")
+        found = [m.bootstrap(lambda x: x.mean(axis=-1), column) for column in means.T]
+        figure.intervals(comparison.tasks, found, k, len(groups), group.label)
     figure.spread()
-    figure.legend()
     return figure
 
 
-@dataclass(frozen=True)
 class Mix:
     """What runs on one mix of hosts, with one clock, cost and reached: means over those runs."""
 
-    hosts: str
-    clock: str  # rounds or free
-    runs: int
-    agents: int
-    wall: float  # seconds inside tasks, of the slowest agent, measuring left out
-    waits: dict[str, float]  # % of its time that each kind of host waits for others
-    core: float  # % of their time that agents wait for a core
-    cpu: float  # seconds of all agents
-    steps: float
-    score: float  # normalised, at the end
+    def __init__(self, hosts: str, clock: str, runs: Sequence[Measured]) -> None:
+        waited: dict[str, Array] = {}  # seconds waited for agents, for a core, and in all, by kind
+        for run in (measured.run for measured in runs):
+            tasks, agents, busy = run["tasks"], run["agents"], busy_seconds(run)
+            columns = np.nan_to_num([tasks["wait_seconds"], tasks["core_seconds"], busy])
+            for agent, host in zip(agents["agent"], agents["host"], strict=True):
+                mine = columns[:, tasks["agent"] == agent].sum(axis=1)
+                waited[kind_of(str(host))] = waited.get(kind_of(str(host)), np.zeros(3)) + mine
+        _, core, total = sum(waited.values(), np.zeros(3))
+        spent = [costs(measured.run) for measured in runs]
+        self.hosts, self.clock = hosts, clock  # rounds or free
+        self.runs, self.agents = len(runs), len(runs[0].run.agents)
+        self.wall, self.steps = (m.mean([x[name] for x in spent]) for name in ("seconds", "steps"))
+        # % of its time that each kind of host waits for others, and that all wait for a core
+        self.waits = {kind: float(100 * w / (own or 1)) for kind, (w, _, own) in waited.items()}
+        self.core = float(100 * core / (total or 1))
+        self.cpu = m.mean([measured.run["tasks"]["cpu_seconds"].sum() for measured in runs])
+        self.score = m.mean([measured.final for measured in runs])  # normalised, at the end
 
     def __str__(self) -> str:
         """Its hosts and its clock."""
@@ -246,35 +243,12 @@ def mixes(comparison: Comparison) -> list[Mix]:
         machines.add(frozenset(hosts))
         clock = str(measured.run.setting("share.exchange", "rounds"))
         found.setdefault((mix(hosts), clock), []).append(measured)
-    return [_mix(*kind, runs) for kind, runs in found.items()] if len(machines) > 1 else []
+    return [Mix(*kind, runs) for kind, runs in found.items()] if len(machines) > 1 else []
 
 
-def _mix(hosts: str, clock: str, runs: Sequence[Measured]) -> Mix:
-    waited: dict[str, Array] = {}  # seconds waited for agents, for a core, and in all, by kind
-    for run in (measured.run for measured in runs):
-        tasks, agents, busy = run["tasks"], run["agents"], busy_seconds(run)
-        columns = np.nan_to_num([tasks["wait_seconds"], tasks["core_seconds"], busy])
-        for agent, host in zip(agents["agent"], agents["host"], strict=True):
-            mine = columns[:, tasks["agent"] == agent].sum(axis=1)
-            waited[kind_of(str(host))] = waited.get(kind_of(str(host)), np.zeros(3)) + mine
-    _, core, total = sum(waited.values(), np.zeros(3))
-    spent = [costs(measured.run) for measured in runs]
-    return Mix(
-        hosts,
-        clock,
-        len(runs),
-        len(runs[0].run.agents),
-        m.mean([one["seconds"] for one in spent]),
-        {kind: float(100 * wait / (own or 1)) for kind, (wait, _, own) in waited.items()},
-        float(100 * core / (total or 1)),
-        m.mean([measured.run["tasks"]["cpu_seconds"].sum() for measured in runs]),
-        m.mean([one["steps"] for one in spent]),
-        m.mean([measured.final for measured in runs]),
-    )
-
-
-def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
+def mix_bars(found: Sequence[Mix]) -> Iterator[Figure]:
     """Wall time, waiting, CPU seconds and score of every mix of hosts, by clock."""
+    clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free
     waiting = {
         (f"{kind} of {one.hosts}" if len(one.waits) > 1 else one.hosts, one.clock): part
         for one in found
@@ -286,18 +260,11 @@ def mix_bars(found: Sequence[Mix]) -> Iterator[Shown]:
         ("cpu", "CPU time", "CPU seconds of all agents"),
         ("score", "Score", "mean score at the end"),
     ):
+        if not found:
+            return
         values = {(one.hosts, one.clock): getattr(one, key, 0.0) for one in found}
         values = waiting if key == "waiting" else values
-        if not np.isfinite(list(values.values())).any():
-            yield LeftOut(title, EVALUATE)
-            continue
-        rows = list(dict.fromkeys(row for row, _ in values))
-        clocks = sorted({clock for _, clock in values}, reverse=True)  # rounds, free
-        figure = Figure(f"mix-{key}", title, "", 0.6 + 0.2 * len(clocks) * len(rows), xlabel=label)
-        for k, clock in enumerate(clocks):
-            own = {row: value for (row, of), value in values.items() if of == clock}
-            places = [rows.index(row) for row in own]
-            figure.bars(places, list(own.values()), k, len(clocks), clock)
-        figure.name_rows(rows)
-        figure.legend()
+        none = not np.isfinite(list(values.values())).any()
+        figure = Figure(f"mix-{key}", title, needs=EVALUATE * none, xlabel=label)
+        figure.bars(values, clocks)
         yield figure

@@ -16,9 +16,9 @@ from canal_mpi import __version__
 from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
-from canal_mpi.report.drawing import LIGHT, TEMPLATES, Figure, Pictures, number, styled
+from canal_mpi.report.drawing import LIGHT, TEMPLATES, Section, files_of, number, styled
 from canal_mpi.report.figures import Mix, mixes
-from canal_mpi.report.statistics import bootstrap, costs, percent, ratio, times
+from canal_mpi.report.statistics import costs, percent, times
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import Comparison, Group, Measured, compare, mix
 from canal_mpi.results.files import file_name, write_whole
@@ -61,63 +61,54 @@ def answers(comparison: Comparison) -> list[Card]:
 
 def learnt(measured: Measured) -> Card:
     """Scores right after each task against random play, or those before any task."""
-    question, scale, after = "Did it learn?", measured.scale, measured.learnt
+    run, scale, after = measured.run, measured.scale, measured.learnt
     before, what, means = measured.P[:, 0, :], "the score before the first task", True
+    cut = np.zeros(len(run.tasks), dtype=bool)
     if scale.name == "HNS":
         before, what = np.zeros_like(after), "random play"
     elif np.isnan(before).all():
-        before, what, means = _first_episodes(measured), "that of the first episodes", False
-    both = ~np.isnan(after) & ~np.isnan(before)
-    tasks, rest = np.flatnonzero(both.any(axis=0)), _not_compared(measured, before)
+        before, cut = _first_episodes(measured)
+        what, means = "that of the first episodes", False
+    first, last, sure, tasks = figures.changes(before, after)
+    rest = _not_compared(measured, before, cut)
     if not len(tasks):
-        return Card(question, "not known yet", rest)
-    pairs = np.array([[x[both[:, i], i].mean() for x in (before, after)] for i in tasks])
-    better = sum(m.clearly_above((after - before)[both[:, i], i]) for i in tasks)
-    above = int((pairs[:, 1] > pairs[:, 0]).sum())
-    (first, last), middle = pairs.mean(axis=0), float(np.median(pairs[:, 1]))
+        return Card("Did it learn?", "not known yet", rest)
+    better, above = int((sure > 0).sum()), int((last > first).sum())
     words = f"Tasks whose mean score over agents, {scored(measured)}, is above {what}"
     words += f"; on {better} by more than its standard error." if len(after) > 1 else "."
     if means:
         part = scale.name == "HNS"
-        told = (f"{100 * x:.0f} %" if part else number(x) for x in (first, last, middle))
+        values = (first.mean(), last.mean(), np.median(last))
+        told = (f"{100 * x:.0f} %" if part else number(x) for x in values)
         words += " Mean over tasks ({}): {} → {}, median {}.".format(scale.name, *told)
-    played = int(measured.run.setting("evaluation.episodes", 0))
+    played = int(run.setting("evaluation.episodes", 0))
     words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
     words += f" {rest}" if rest else ""
     tone = "good" if better > len(tasks) / 2 else ""  # a short run that learnt little is no fault
-    return Card(question, f"better on {above} of {len(tasks)}", words, tone)
+    return Card("Did it learn?", f"better on {above} of {len(tasks)}", words, tone)
 
 
-def _first_episodes(measured: Measured) -> Array:
-    """[agent, task]: mean return of each agent's first ten training episodes, nearly random.
+def _first_episodes(measured: Measured) -> tuple[Array, Array]:
+    """[agent, task]: mean return of all agents' first ten training episodes, nearly random.
 
-    NaN where evaluations were cut shorter than these: fewer steps tell another score.
+    NaN where [task] one of them was longer than evaluations may be: fewer steps tell another score.
     """
-    run, found = measured.run, np.full((len(measured.run.agents), len(measured.run.tasks)), nan)
-    for i in np.flatnonzero(~_cut(run)):
-        firsts = [run["episodes"]["return"][rows] for rows in _firsts(run, run.tasks[i])]
-        found[:, i] = m.mean([m.mean(returns) for returns in firsts])
-    return measured.scale(found)
+    run, table = measured.run, measured.run["episodes"]
+    returns, cap = [], run.setting("evaluation.max_steps", WHOLE_GAME)
+    cut = np.zeros(len(run.tasks), dtype=bool)
+    for i, task in enumerate(run.tasks):
+        here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
+        firsts = [np.flatnonzero(own)[:10] for own in here]
+        returns.append(m.mean([m.mean(table["return"][rows]) for rows in firsts]))
+        cut[i] = any((table["length"][rows] > cap).any() for rows in firsts)
+    scores = measured.scale(np.where(cut, nan, returns))
+    return np.tile(scores, (len(run.agents), 1)), cut
 
 
-def _firsts(run: Run, task: str) -> list[Array]:
-    """The rows of each agent's first ten training episodes of a task."""
-    table = run["episodes"]
-    here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
-    return [np.flatnonzero(own)[:10] for own in here]
-
-
-def _cut(run: Run) -> Array:
-    """[task]: whether one of these was longer than evaluations may be."""
-    cap, lengths = run.setting("evaluation.max_steps", WHOLE_GAME), run["episodes"]["length"]
-    longest = [max(lengths[rows].max(initial=0) for rows in _firsts(run, t)) for t in run.tasks]
-    return np.array([length > cap for length in longest])
-
-
-def _not_compared(measured: Measured, before: Array) -> str:
-    """How many tasks have no two scores to compare, and why."""
+def _not_compared(measured: Measured, before: Array, cut: Array) -> str:
+    """How many tasks have no two scores to compare, and why; `cut`: evaluations were shorter."""
     run, (seen, known) = measured.run, (~np.isnan(x).all(axis=0) for x in (measured.learnt, before))
-    done, cut = np.isin(run.tasks, run["tasks"]["task"]), seen & ~known & _cut(run)
+    done, cut = np.isin(run.tasks, run["tasks"]["task"]), seen & ~known & cut
     if not done.any():
         return "No task is finished yet."
     if not int(run.setting("evaluation.episodes", 0)):
@@ -146,7 +137,7 @@ def shared(comparison: Comparison, group: Group) -> Card:
     words += f"where {full:,.0f} would have been without sharing."
     if base is None:
         words += " Whether scores are as good, only a run with --share none beside it can tell."
-        found = (ratio(full, played), nan, nan)
+        found = (m.ratio(full, played), nan, nan)
         return Card(question, times(found, "fewer steps", "more steps"), words)
     beside = Beside(group, base)
     answer = times(beside.steps, "fewer steps", "more steps")
@@ -163,13 +154,16 @@ class Beside:
     """Scores, steps and time of a group beside those of another; as a text, one sentence."""
 
     def __init__(self, group: Group, base: Group) -> None:
-        both = [[costs(one.run) for one in which.runs] for which in (group, base)]
+        ours, theirs = ([costs(one.run) for one in which.runs] for which in (group, base))
         self.steps, self.seconds = (
-            bootstrap(_mean_ratio, *(np.array([one[cost] for one in x]) for x in reversed(both)))
+            m.bootstrap(
+                lambda x, y: m.ratio(x.mean(axis=-1), y.mean(axis=-1)),
+                *(np.array([one[cost] for one in spent]) for spent in (theirs, ours)),
+            )
             for cost in ("steps", "seconds")
         )
         self.score, self.base = (m.mean([run.final for run in x.runs]) for x in (group, base))
-        self.seeds, scale = min(map(len, both)), group.runs[0].scale.name
+        self.seeds, scale = min(len(ours), len(theirs)), group.runs[0].scale.name
         self.unit = "of the range seen" if scale == "range" else scale
 
     @property
@@ -191,10 +185,6 @@ class Beside:
         ]
         luck = "one seed: may be luck" if self.seeds == 1 else f"{self.seeds} seeds"
         return f"{', '.join(parts)}; {luck}"
-
-
-def _mean_ratio(x: Array, y: Array) -> Any:
-    return ratio(x.mean(axis=-1), y.mean(axis=-1))
 
 
 def forgot(measured: Measured) -> Card:
@@ -273,28 +263,26 @@ def missing(measured: Measured) -> Iterator[str]:
 
 
 @styled()
-def run_pictures(measured: Measured) -> Pictures:
+def run_pictures(measured: Measured) -> list[Section]:
     """Every figure of one run."""
-    run, found = measured.run, Pictures()
-    curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
-    found.add("Learning curves", CURVES.format(scored(measured)), curves)
-    kept = figures.forgetting(measured)
-    title = "Forgetting and time" if isinstance(kept, Figure) else "Time"
+    run, kept = measured.run, figures.forgetting(measured)
     words, transfer = figures.zero_shot(measured)
-    found.add(title, words, [kept, figures.time_bars(run), *transfer])
-    return found
+    title = "Time" if kept.needs else "Forgetting and time"
+    curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
+    return [
+        ("Learning curves", CURVES.format(scored(measured)), curves),
+        (title, words, [kept, figures.time_bars(run), *transfer]),
+    ]
 
 
 @styled()
-def comparison_pictures(comparison: Comparison) -> Pictures:
+def comparison_pictures(comparison: Comparison) -> list[Section]:
     """Every figure that sets groups of runs beside each other; none where there is one group."""
-    found, hosts = Pictures(), mixes(comparison)
     if len(comparison.groups) < 2:
-        return found
-    found.add("Mixes of hosts", "", figures.mix_bars(hosts) if hosts else [])
+        return []
     beside = [*figures.progress(comparison), figures.task_scores(comparison)]
-    found.add("Side by side", "", beside)
-    return found
+    mixed = list(figures.mix_bars(mixes(comparison)))
+    return [("Mixes of hosts", "", mixed), ("Side by side", "", beside)]
 
 
 def page(comparison: Comparison) -> str:
@@ -302,9 +290,14 @@ def page(comparison: Comparison) -> str:
     runs, hosts = comparison.runs, mixes(comparison)
     several, own = len(runs) > 1, runs if len(runs) <= MOST_RUNS else []
     prefixes = [f"run{k}-" * several for k in range(len(own))]
+    names = [group.label for group in comparison.groups]
+    title = f"{len({one.hosts for one in hosts})} mixes of hosts"
+    if not hosts:
+        one_or_two = not several or len(names) == 2
+        title = " against ".join(names) if one_or_two else f"{len(runs)} runs compared"
     return render(
         "report.html.j2",
-        title=_title(comparison, hosts),
+        title=title,
         comparison=comparison,
         cards=answers(comparison),
         notes=[*unlike(comparison.groups, hosts), *_notes(runs)],
@@ -317,15 +310,6 @@ def page(comparison: Comparison) -> str:
         ],
         folders=[measured.run.folder for measured in runs],
     )
-
-
-def _title(comparison: Comparison, hosts: Sequence[Mix]) -> str:
-    names, count = [group.label for group in comparison.groups], len(comparison.runs)
-    if hosts:
-        return f"{len({one.hosts for one in hosts})} mixes of hosts"
-    if len(names) == 2:
-        return " against ".join(names)
-    return names[0] if count == 1 else f"{count} runs compared"
 
 
 def unlike(groups: Sequence[Group], found: Sequence[Mix]) -> Iterator[str]:
@@ -354,18 +338,11 @@ def _notes(runs: Sequence[Measured]) -> list[str]:
 
 def timeline(run: Run) -> list[list[tuple[str, str, str]]]:
     """[round][agent]: the task, the agents whose lessons were used, and the class of its colour."""
-    names = ("agent", "round", "task", "donors")
-    done = {(a, r): (task, donors) for a, r, task, donors in table_rows(run["tasks"], *names)}
-    rows = []
-    for r in range(run.rounds):
-        row = []
-        for k, agent in enumerate(run.agents):
-            task, donors = done.get((agent, r + 1), (str(run.order[k, r]), ""))
-            first = donors.split(",")[0]
-            donor = run.agents.index(int(first)) % 8 if first in map(str, run.agents) else -1
-            colour = f"a{donor}" if donor >= 0 else "played"
-            row.append((task, donors, colour if (agent, r + 1) in done else "open"))
-        rows.append(row)
+    rows = [[(str(task), "", "open") for task in tasks] for tasks in run.order.T]
+    colours = {str(agent): f"a{k % 8}" for k, agent in enumerate(run.agents)}
+    for agent, round_, task, donors in table_rows(run["tasks"], "agent", "round", "task", "donors"):
+        colour = colours.get(donors.split(",")[0], "played")
+        rows[round_ - 1][run.agents.index(agent)] = (task, donors, colour)
     return rows
 
 
@@ -437,9 +414,9 @@ def write_report(
         page_file = page_file / "report.html"
     files = {page_file: page(comparison).encode()}
     if figures:
-        files |= comparison_pictures(comparison).files(figures)
+        files |= files_of(comparison_pictures(comparison), figures)
         for measured in comparison.runs:
-            files |= run_pictures(measured).files(figures, f"{file_name(measured.run.name)}-")
+            files |= files_of(run_pictures(measured), figures, f"{file_name(measured.run.name)}-")
     for path, data in files.items():
         write_whole(path, data)
     return list(files)

@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 
 from canal_mpi.interfaces import Array
-from canal_mpi.results.measures import UNKNOWN as UNKNOWN
-from canal_mpi.results.measures import Interval as Interval
-from canal_mpi.results.measures import bootstrap as bootstrap
-from canal_mpi.results.measures import ratio as ratio
+from canal_mpi.results.measures import Interval, ratio
 from canal_mpi.results.reader import Run
 
 

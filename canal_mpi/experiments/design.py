@@ -1,9 +1,8 @@
-"""A sweep: every combination of what is varied is a point; at the end one report compares them."""
+"""What is run: the grid of a sweep, or the arms of a study at several budgets on the same seeds."""
 
-import csv
-import io
 import itertools
-from collections.abc import Iterator, Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -11,24 +10,21 @@ from typing import Any
 
 from canal_mpi import config
 from canal_mpi.errors import UsageError
-from canal_mpi.experiments.points import (
-    MAX_POINTS,
-    Point,
-    check_names,
-    finished_runs,
-    name_of,
-    resolved,
-)
+from canal_mpi.experiments.points import MAX_POINTS, Point, checked, name_of, resolved
+from canal_mpi.experiments.runner import guess
 from canal_mpi.launch.hostfile import MOST_RANKS, emulated, is_here, read_hosts, total
-from canal_mpi.report.figures import mixes
-from canal_mpi.report.report import Beside, answers, comparison_pictures, page, unlike
-from canal_mpi.report.statistics import costs
-from canal_mpi.results.compare import Comparison, Measured, compare, scale_for
-from canal_mpi.results.files import file_name, write_whole
+from canal_mpi.results.files import file_name
 from canal_mpi.settings import Layer
 
 MAX_DIGITS = 18  # of a number in an option
 DEFAULT_AGENTS = 5
+FILE = "study.toml"  # the definition, in the folder of a study
+RANDOM = "random"
+RANDOM_PLAY: Layer = {"share.policy": "none", "learn.heads": "separate", "rehearsal.rows": 0}
+RANDOM_PLAY |= {"evaluation.interval": 0, "evaluation.epsilon": 1.0, "evaluation.tasks": "final"}
+
+
+# ── a sweep ────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -61,8 +57,7 @@ def grid(
         settings = {name: one.label for (name, _), one in zip(axes, choices, strict=True)}
         name = name_of(settings) or file_name(job.name)
         found.append(Point(name, job, settings=settings, **facts))
-    check_names(found)
-    return found
+    return checked(found)
 
 
 def _numbers(text: str, least: int, most: int) -> list[int]:
@@ -137,47 +132,79 @@ def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
     return Choice(file.stem, {}, facts | {"hostfile": str(file.absolute())})
 
 
-def collect(folder: Path, points: Sequence[Point]) -> list[str]:
-    """Write report.html, figures/ and table.csv from what is finished; what to say of them."""
-    runs = finished_runs(folder, points)
-    if not runs:
-        return ["No point is finished: there is nothing to report."]
-    same = len({tuple(run.tasks) for run in runs.values()}) == 1
-    scale = scale_for(list(runs.values())) if same else None
-    rows: list[dict[str, object]] = []
-    for point in (point for point in points if point.name in runs):
-        run = runs[point.name]
-        facts = costs(run)
-        facts |= {name: it.single for name, it in Measured(run, scale).measures().items()}
-        rows.append({"name": point.name, **point.settings, "ranks": point.ranks, **facts})
-    write_csv(folder / "table.csv", rows)
-    notes = [f"Table:   {folder / 'table.csv'}"]
+# ── a study, as one TOML file says ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to share at several budgets."""
+
+    name: str
+    steps: Sequence[int]  # budgets: steps per task
+    seeds: int  # how many of the study's
+    agents: int
+    about: str = ""
+    settings: Layer = field(default_factory=dict)
+    forgetting: Sequence[int] = ()  # budgets at which it is measured, right after each task
+
+
+@dataclass(frozen=True)
+class Study:
+    """What is run and compared."""
+
+    seeds: Sequence[int]
+    baseline: str
+    main: str
+    arms: Mapping[str, Arm]
+    title: str = "Does sharing pay?"
+    random_episodes: int = 100
+    settings: Layer = field(default_factory=dict)
+    equal_steps: Sequence[Mapping[str, Any]] = ()  # arm, steps; baseline: its steps
+
+    def points(self) -> list[Point]:
+        """Every run: random play, then all arms of one seed before the next, cheap ones first."""
+        chance = RANDOM_PLAY | {"evaluation.episodes": self.random_episodes}
+        found = [self._point(Arm(RANDOM, [1], 1, 1, settings=chance), 1, self.seeds[0])]
+        for k, seed in enumerate(self.seeds):
+            arms = [arm for arm in self.arms.values() if k < arm.seeds]
+            runs = [self._point(arm, steps, seed) for arm in arms for steps in arm.steps]
+            found += sorted(runs, key=guess)
+        return checked(found)
+
+    def _point(self, arm: Arm, steps: int, seed: int) -> Point:
+        labels = {"arm": arm.name, "steps": str(steps), "seed": str(seed)}
+        flags = self.settings | {"train.steps": steps} | arm.settings | {"seed": seed}
+        if steps in arm.forgetting:
+            flags["evaluation.tasks"] = "after"
+        return Point(name_of(labels), resolved(flags, environ={}), arm.agents, labels)
+
+
+def find(name: str) -> Path:
+    """The file of a study that comes with the package, or the user's own."""
+    known = {p.stem: p for f in config.job_folders() for p in sorted(f.glob("studies/*.toml"))}
+    path = known.get(name, Path(name))
+    if not path.is_file():
+        names = ", ".join(sorted(known))
+        raise UsageError(f"there is no study '{name}': expected {names}, or path/to/my.toml.")
+    return path
+
+
+def read(path: Path) -> Study:
+    """The study that a file defines; UsageError says what is wrong with it."""
     try:
-        comparison = compare(list(runs.values()))
-    except UsageError as error:  # runs of other tasks are no comparison, but each is there
-        return [*notes, f"No report: {error}"]
-    pictures = comparison_pictures(comparison).files(folder / "figures")
-    files = pictures | {folder / "report.html": page(comparison).encode()}
-    for path, data in files.items():
-        write_whole(path, data)
-    notes += [f"Figures: {folder / 'figures'}"] if pictures else []
-    return [*_answers(comparison), *notes, f"Report:  {folder / 'report.html'}"]
-
-
-def _answers(comparison: Comparison) -> Iterator[str]:
-    """Which mix of hosts is fastest; what sharing gained, where there is one way to share."""
-    if hosts := mixes(comparison):
-        yield from (f"{it.question} {it.answer}. {it.words}" for it in answers(comparison)[:2])
-        yield from unlike(comparison.groups, hosts)
-    shares = [group for group in comparison.groups if group.shares]
-    if len(shares) == 1 and comparison.baseline is not None:
-        yield f"Sharing: {Beside(shares[0], comparison.baseline)}."
-
-
-def write_csv(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Rows as a table that any program reads."""
-    held = io.StringIO()
-    writer = csv.DictWriter(held, list(dict.fromkeys(name for row in rows for name in row)))
-    writer.writeheader()
-    writer.writerows(rows)
-    write_whole(path, held.getvalue().encode())
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        defaults = {"agents": tree.pop("agents", 5), "seeds": len(tree["seeds"])}
+        arms = {name: Arm(name, **(defaults | arm)) for name, arm in tree.pop("arms").items()}
+        study = Study(arms=arms, **tree)
+        named = [study.baseline, study.main, *(pair["arm"] for pair in study.equal_steps)]
+        if odd := [name for name in named if name not in arms]:
+            raise ValueError(f"it has no arm '{odd[0]}'")
+        for pair in study.equal_steps:
+            budgets = (arms[pair["arm"]].steps, arms[study.baseline].steps)
+            if pair["steps"] not in budgets[0] or pair["baseline"] not in budgets[1]:
+                raise ValueError(f"equal_steps names a budget that no arm has: {dict(pair)}")
+        if not study.seeds or not all(1 <= arm.agents <= MOST_RANKS for arm in arms.values()):
+            raise ValueError(f"expected seeds, and 1 to {MOST_RANKS} agents in each arm")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise UsageError(f"{path} does not define a study: {error}.") from error
+    return study
