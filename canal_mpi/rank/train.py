@@ -264,7 +264,8 @@ class TrainingRun:
             self.world.finish()
         except Exception as error:
             if not self.world.has_failed(error):
-                raise  # else: everything is done and written, whoever died
+                raise
+            self.world.death_reporter.dismiss()  # everything is done and written, whoever died
 
     def _compile(self) -> Spaces:
         """Have the learner's loops compiled, in which a slow device is silent for long.
