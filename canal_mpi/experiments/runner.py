@@ -23,7 +23,7 @@ from rich.markup import escape
 from canal_mpi.errors import CanalError, DamagedData, Stopped
 from canal_mpi.experiments.points import FINISHED, Point, check_same_job, finished_runs, job_file
 from canal_mpi.launch.mpirun import program
-from canal_mpi.launch.supervise import STOP_SIGNALS
+from canal_mpi.launch.supervise import signals_to
 from canal_mpi.rank.plan import Workload, devices, plan_of
 from canal_mpi.report.statistics import costs
 from canal_mpi.results.compare import Measured
@@ -156,20 +156,18 @@ class Runner:
         end = monotonic() + limit
         for run in self.runs:
             run.check()
-        handlers = {number: signal.signal(number, self._on_signal) for number in STOP_SIGNALS}
-        try:
-            while self.having(RUNNING) or (self.having(WAITING) and not self.stop_reason):
-                if monotonic() > end and not self.stop_reason:
-                    self._stop("its time is over (--max-time)")
-                yield from self._start_what_fits()
-                yield from (r for r in self.having(RUNNING) if r.poll(bool(self.stop_reason)))
-                yield None
-                sleep(POLL_SECONDS)
-        finally:
-            for run in self.having(RUNNING):  # only where something went wrong here
-                run.signal(signal.SIGTERM)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        with signals_to(self._on_signal):
+            try:
+                while self.having(RUNNING) or (self.having(WAITING) and not self.stop_reason):
+                    if monotonic() > end and not self.stop_reason:
+                        self._stop("its time is over (--max-time)")
+                    yield from self._start_what_fits()
+                    yield from (r for r in self.having(RUNNING) if r.poll(bool(self.stop_reason)))
+                    yield None
+                    sleep(POLL_SECONDS)
+            finally:
+                for run in self.having(RUNNING):  # only where something went wrong here
+                    run.signal(signal.SIGTERM)
 
     def having(self, *status: str) -> list[PointRun]:
         """The points with one of these statuses."""

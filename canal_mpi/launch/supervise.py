@@ -91,6 +91,19 @@ SSH_TROUBLES = {
 Say = Callable[[str], None]
 
 
+@contextmanager
+def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """While inside, signals that ask to stop go to a function; nohup's SIGHUP stays ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [n for n in STOP_SIGNALS if not (n == signal.SIGHUP and ignored)]
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
 @dataclass(frozen=True)
 class LaunchRequest:
     """What `launch` was asked for; `folder` is where the run goes, if it is a run."""
@@ -144,7 +157,7 @@ class Supervisor:
 
     def run(self, out: Say, err: Say) -> None:
         """Start it, pass on what its ranks print, and wait for its end."""
-        with temporary_folder() as folder, self._signals() if self._say else nullcontext():
+        with temporary_folder() as folder, signals_to(self._note) if self._say else nullcontext():
             self._process = process = start_process(self._command, folder)
             self._pass_on_signal()  # one may have come before
             streams = ((process.stdout, out), (process.stderr, err))
@@ -196,18 +209,6 @@ class Supervisor:
             write(line)
             if self.hopeless and self._process is not None:
                 self._process.terminate()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """While inside, signals are requests to mpirun; nohup's SIGHUP stays ignored."""
-        ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        numbers = [n for n in STOP_SIGNALS if not (n == signal.SIGHUP and ignored)]
-        before = {number: signal.signal(number, self._note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         name, words = signal.Signals(number).name, "ending at once."
