@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ Once = Callable[[str, Callable[[Path], None]], Path]
 
 settings.register_profile("any machine", deadline=None)  # how long an example takes says nothing
 settings.load_profile("any machine")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup, runs that tests start would ignore it
 
 
 @pytest.fixture(params=["openmpi", "mpich"])

@@ -141,7 +141,7 @@ def test_the_best_networks_are_those_of_right_after_the_tasks(out: Path) -> None
     start = np.eye(small.PLACES, dtype=np.float32)[0]
     policy = run.policy(trust=True, tag="best")
     assert [policy.act(task, start) for task in (*TASKS, *TASKS)] == [1, 0, 1, 0]
-    with pytest.raises(UsageError, match="unknown tag 'bets'; known: best, latest"):
+    with pytest.raises(UsageError, match="unknown tag 'bets'; did you mean 'best'"):
         run.policy(trust=True, tag="bets")
     (out / "checkpoints/agent-0/best.h5").unlink()
     with pytest.raises(UsageError, match="has no best networks"):
