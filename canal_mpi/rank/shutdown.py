@@ -227,10 +227,10 @@ def run_guarded(program: Callable[[Shutdown], object], verbosity: int = 0) -> in
     except (Exception, SystemExit) as error:
         code = _report(shutdown, error, verbosity)
     world = shutdown.world
-    if world.ft and (world.failed or world.shrank):
+    if world.ft and (world.failed or world.shrank or not code):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # MPI_Finalize may wait for the dead
+        os._exit(code)  # MPI_Finalize would wait for the dead, also for those that die inside it
     return code
 
 

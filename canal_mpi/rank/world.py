@@ -307,15 +307,15 @@ class World:
     def finish(self) -> None:
         """Leave together: no rank closes MPI while another still talks."""
         self.barrier()
-        self.death_reporter.dismiss(self.heartbeat.timeout + SLACK)  # MPI_Finalize may wait
+        self.death_reporter.dismiss(min(self.heartbeat.timeout, 2 * SLACK) + SLACK)
 
     def close(self) -> None:
         """Be done with MPI before the program is over, unless it would wait for the dead."""
-        if self.comm is not None and not self.shrank:
+        if self.comm is not None and not self.ft:
             from mpi4py import MPI
 
             MPI.Finalize()
-            self.death_reporter.set_limit(inf)
+        self.death_reporter.set_limit(inf)
 
     def _on_hang(self, number: int, frame: Any) -> None:
         """The process beside this rank says that it hangs."""
