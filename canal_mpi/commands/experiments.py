@@ -210,6 +210,7 @@ def execute(
     """List or run an experiment, or the chosen points of it, and report."""
     from canal_mpi.cli import seconds_of
     from canal_mpi.experiments import page, runner
+    from canal_mpi.results.progress import short_path
 
     slots, chosen = options.get("slots") or runner.cores(), points if chosen is None else chosen
     if options["dry_run"]:
@@ -217,9 +218,7 @@ def execute(
     work = runner.Runner(folder, chosen, slots, of_study=kind == "study")
     runner.show(work, seconds_of(options.get("max_time")) or inf)
     click.echo("\n".join(runner.table(work)))
-    here = Path.cwd()
-    short = folder.relative_to(here) if folder.is_relative_to(here) else folder
-    again = f"canal-mpi {kind} --resume {short}"
+    again = f"canal-mpi {kind} --resume {short_path(folder)}"
     if work.stop_reason or work.having(runner.STOPPED):
         done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"
         reason = work.stop_reason or "a point was stopped"

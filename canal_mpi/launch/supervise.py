@@ -35,6 +35,7 @@ from canal_mpi.launch.mpirun import (
     start_process,
     temporary_folder,
 )
+from canal_mpi.results.progress import short_path
 from canal_mpi.results.status import status_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -121,9 +122,7 @@ class LaunchRequest:
         """How to resume the run, as one would type it."""
         if self.folder is None:
             return ""
-        here = Path.cwd()
-        short = self.folder.relative_to(here) if self.folder.is_relative_to(here) else self.folder
-        run = shlex.quote(str(short))
+        run = shlex.quote(short_path(self.folder))
         return f" To resume: canal-mpi {self.typed} -- train --resume {run}"
 
 

@@ -27,7 +27,13 @@ from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import mean
-from canal_mpi.results.progress import coloured, duration, progress_lines, remaining
+from canal_mpi.results.progress import (
+    coloured,
+    duration,
+    progress_lines,
+    remaining,
+    short_path,
+)
 from canal_mpi.results.store import Store, decoded
 from canal_mpi.results.summary import Took, compared, count, summary
 from canal_mpi.topology.graphs import warnings
@@ -417,9 +423,3 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
         first = f"canal-mpi evaluate {quoted}{trust}   (play again; --video)"
     page = f" Report:  {folder}/report.html\n" if report else ""
     return f"{page} Results: {folder}/run.h5\n Next:\n   {first}\n   {other}"
-
-
-def short_path(path: Path) -> str:
-    """A path as one would type it here."""
-    here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)

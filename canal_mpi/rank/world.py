@@ -307,7 +307,8 @@ class World:
     def finish(self) -> None:
         """Leave together: no rank closes MPI while another still talks."""
         self.barrier()
-        self.death_reporter.dismiss(min(self.heartbeat.timeout, 2 * SLACK) + SLACK)
+        within = min(self.heartbeat.timeout, 2 * SLACK) + SLACK  # MPI_Finalize knows no deadline
+        self.death_reporter.dismiss(within)
 
     def close(self) -> None:
         """Be done with MPI before the program is over, unless it would wait for the dead."""

@@ -155,3 +155,9 @@ def duration(seconds: float) -> str:
 def remaining(seconds: float) -> str:
     """How long it will still take, in words."""
     return f"about {duration(seconds)} left" if isfinite(seconds) else "time left: not known yet"
+
+
+def short_path(path: Path) -> str:
+    """A path as one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
