@@ -59,6 +59,7 @@ def ours(game: str, same: bool) -> None:
     if same:
         flags |= {"learn.layer_norm": False, "learn.double": False, "learn.n_step": 1}
         flags |= {"learn.heads": "shared", "learn.per_task_input": False}
+        flags |= {"task.frame_stack": 1, "learn.input": "scale", "learn.batch_size": work.BATCH}
     job = envs.named(config.resolve(flags))
     make_agent(job, 0, job.tasks, alone, Rows(), lambda progress: None, saver=Turns()).run()
 

@@ -20,8 +20,7 @@ def _copy_stack(state: Any, flags: Any, region: int, row: int, into: Any) -> Non
     """Copy the frames of a state, newest last; an episode's first frame stands for those before."""
     size = state.shape[1]
     for start in range(len(into) - size, -1, -size):
-        for j in range(size):
-            into[start + j] = state[row, j]
+        into[start : start + size] = state[row]
         before = row - 1 if row % region else row + region - 1
         if flags[before] & ENDS == 0:
             row = before
