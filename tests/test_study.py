@@ -33,8 +33,7 @@ from canal_mpi.experiments.page import collect, pictures
 from canal_mpi.experiments.points import Point, finished_runs, load_points, save
 from canal_mpi.games import RANDOM_AND_HUMAN, TEN_GAMES
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import mean_score, percent, times
-from canal_mpi.results.compare import improvement
+from canal_mpi.results.compare import improvement, mean_score, percent, times
 from canal_mpi.results.measures import UNKNOWN, bootstrap
 
 DEFINITION = """

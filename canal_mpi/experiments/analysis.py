@@ -15,10 +15,9 @@ from canal_mpi.experiments.design import RANDOM, Study
 from canal_mpi.experiments.points import Point
 from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
-from canal_mpi.report.statistics import costs, mean_score, percent, times
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Measured
+from canal_mpi.results.compare import Measured, costs, mean_score, percent, times
 from canal_mpi.results.measures import UNKNOWN, Interval, Scale, bootstrap, ratio
 from canal_mpi.results.reader import Run
 

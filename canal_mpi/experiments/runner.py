@@ -25,8 +25,7 @@ from canal_mpi.experiments.points import FINISHED, Point, check_same_job, finish
 from canal_mpi.launch.mpirun import program
 from canal_mpi.launch.supervise import signals_to
 from canal_mpi.rank.plan import Workload, devices, plan_of
-from canal_mpi.report.statistics import costs
-from canal_mpi.results.compare import Measured
+from canal_mpi.results.compare import Measured, costs
 from canal_mpi.results.measures import mean
 from canal_mpi.results.progress import clean, digits, duration, remaining
 from canal_mpi.results.reader import load
