@@ -58,7 +58,7 @@ def ours(game: str, same: bool) -> None:
     flags |= {"explore.eps_start": work.EPSILON, "explore.eps_end": work.EPSILON}
     if same:
         flags |= {"learn.layer_norm": False, "learn.double": False, "learn.n_step": 1}
-        flags |= {"learn.heads": "shared", "learn.per_task_input": False}
+        flags |= {"learn.heads": "shared"}
         flags |= {"task.frame_stack": 1, "learn.input": "scale", "learn.batch_size": work.BATCH}
     job = envs.named(config.resolve(flags))
     make_agent(job, 0, job.tasks, alone, Rows(), lambda progress: None, saver=Turns()).run()

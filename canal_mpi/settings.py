@@ -11,7 +11,6 @@ from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
 PACKS = ("auto", "always", "never")
-TAGS = ("", "best", "latest")
 TRACKERS = ("prometheus", "tensorboard", "wandb")
 
 
@@ -37,7 +36,6 @@ class TaskConfig:
     frame_skip: int = setting(4, "frames that an action is repeated", 1, 60)
     noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
     repeat_action_probability: float = setting(0.0, "of the emulator: sticky actions", 0, 1)
-    random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
     frame_stack: int = setting(2, "newest frames that an Atari observation consists of", 1, 16)
     max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
 
@@ -49,7 +47,7 @@ class TrainConfig:
     steps: int = setting(20000, "agent steps on each task (not emulator frames)", 1, 10**12)
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     win_return: tuple[str, ...] = setting(
-        (), "mean return of 100 episodes that ends a task, as in Pong=18; known: gymnasium's own"
+        (), "mean return of 100 episodes that ends a task, as in Pong=18"
     )
     num_envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
     speed: float = setting(1.0, "part of full speed that a rank is held to", 0.05, 1)
@@ -77,15 +75,12 @@ class LearnConfig:
     updates_per_step: float = setting(1.0, "updates for each agent step", 0, 1000)
     learning_starts: int = setting(200, "rows of play before the first update", 1)
     layer_norm: bool = setting(True, "LayerNorm before every ReLU")
-    dueling: bool = setting(False, "value and advantage apart (dueling network)")
     heads: str = setting("per_task", "one head for all tasks, one each, or networks", names=HEADS)
-    per_task_input: bool = setting(True, "with heads per task: an input layer per task too (mlp)")
     double: bool = setting(True, "choose the next action by the online network (double DQN)")
     target_update_interval: int = setting(500, "updates between copies; 0: no target network", 0)
     loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
     n_step: int = setting(3, "rewards that are summed before bootstrapping", 1, 100)
-    reward: str = setting("clip", "by its sign, as it is, or scaled", names=REWARDS)
-    max_grad_norm: float = setting(0.0, "largest norm of a gradient; 0: unlimited", 0)
+    reward: str = setting("clip", "by its sign, or as it is", names=REWARDS)
     terminal_on_life_loss: bool = setting(True, "a lost life stops bootstrapping")
     input: str = setting(
         "change",
@@ -170,13 +165,9 @@ class ShareConfig:
         "rounds: in step, bit-identical; free: agents never wait for each other",
         names=CLOCKS,
     )
-    relay: bool = setting(True, "pass on offers and lessons of others")
     pack: str = setting("auto", "compress lessons; auto: only between hosts", names=PACKS)
     timeout: float = setting(60.0, "free clock: seconds to wait for a lesson", 0.1, 1e6)
     lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
-    lessons_tag: str = setting(
-        "", "networks of these lessons: as offered then, or best or latest", names=TAGS
-    )
     max_message_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
     cache_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)
 
@@ -290,15 +281,12 @@ PRESETS: Mapping[str, Layer] = {
         "learn.updates_per_step": 1.0,
         "learn.learning_starts": 128,
         "learn.layer_norm": False,
-        "learn.dueling": False,
         "learn.heads": "shared",
-        "learn.per_task_input": False,
         "learn.double": False,
         "learn.target_update_interval": 0,
         "learn.loss": "mse",
         "learn.n_step": 1,
         "learn.reward": "none",
-        "learn.max_grad_norm": 0.0,
         "learn.terminal_on_life_loss": False,
         "learn.input": "raw",
         "rehearsal.ratio": 0.0,

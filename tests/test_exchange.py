@@ -95,13 +95,6 @@ def test_an_offer_travels_one_hop_per_round_and_its_lesson_follows() -> None:
             run_on_all(ThreadLink.mesh(size, joined), partial(live, joined=joined, size=size))
 
 
-def test_without_relay_only_neighbours_are_heard() -> None:
-    links = ThreadLink.mesh(4, CHAIN, ExchangeConfig(relay=False))
-    for round_ in (1, 2, 3):
-        run_on_all(links, lambda link, r=round_: publish(link, r))  # type: ignore[misc]
-    assert [{o.donor for o in link.offers()} for link in links] == [set(), {0}, {1}, {2}]
-
-
 def test_a_lesson_crosses_each_edge_once_however_many_want_it() -> None:
     joined = {(0, 1), (1, 2), (1, 3), (1, 4)}
     moved: list[TransferEvent] = []

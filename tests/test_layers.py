@@ -47,15 +47,10 @@ def test_the_bounds_of_all_widths_are_torchs() -> None:
 
 
 def test_the_first_pieces_of_all_networks_are_those_of_modules() -> None:
-    for identity, per_task_input in [("shared", False), ("per_task", True), ("separate", True)]:
+    for identity in ["shared", "per_task", "separate"]:
         for widths in [(), (3,), (128, 128), (7, 1, 9, 33)]:
             for layer_norm in [False, True]:
-                config = LearnConfig(
-                    widths=widths,
-                    layer_norm=layer_norm,
-                    heads=identity,
-                    per_task_input=per_task_input,
-                )
+                config = LearnConfig(widths=widths, layer_norm=layer_norm, heads=identity)
                 spaces, found = Spaces((2, 64), "|u1", 18), []
                 for maker in (FastBackend(spaces, config), TorchBackend(spaces, config)):
                     made = [maker.block(part, 2**40 + 77) for part in ("trunk", "input", "head")]

@@ -155,18 +155,19 @@ TOPOLOGIES = {  # ways that both launchers have to go are those of tests/test_ex
 
 @pytest.mark.slow
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_donors_are_found_only_along_an_edge(topology: str, out: Path, tmp_path: Path) -> None:
+def test_lessons_travel_only_along_an_edge(topology: str, out: Path, tmp_path: Path) -> None:
     mpi, edges = TOPOLOGIES[topology]
     if topology == "edges.txt":
         topology = str(tmp_path / topology)
         lines = "".join(f"{a} -> {b}\n" for a, b in sorted(edges))
         Path(topology).write_text(f"# a line of five, one way\n{lines}")
-    options = ("--topology", topology, "--set", "share.relay=false", "--out", str(out))
+    options = ("--topology", topology, "--out", str(out))
     result = mpirun(5, "train", *TINY, *options, mpi=mpi)
     assert result.code == 0, result.err
-    found = {(donor, agent) for agent, donor, _ in donors(out / "run.h5")}
+    told = columns(out / "run.h5")
+    found = set(zip(told["exchange/from"].tolist(), told["exchange/to"].tolist(), strict=True))
     assert found and found <= edges
-    adjacency = columns(out / "run.h5")["topology/adjacency"]
+    adjacency = told["topology/adjacency"]
     assert {(int(a), int(b)) for a, b in zip(*np.nonzero(adjacency), strict=True)} == edges
 
 

@@ -110,14 +110,6 @@ def test_layer_norm_adds_a_scale_and_a_shift_for_every_unit() -> None:
     assert sizes == [5 * 8 + 8, 5 * 8 + 8 + 2 * 8]
 
 
-def test_dueling_gives_the_head_a_value_of_its_own() -> None:
-    sizes = [
-        len(small_dqn(small_job(learn__dueling=on)).blocks[f"head/{RIGHT}"].params)
-        for on in (False, True)
-    ]
-    assert sizes == [8 * 2 + 2, 8 * 2 + 2 + 8 + 1]
-
-
 @pytest.mark.parametrize(
     ("identity", "pieces"),
     [
@@ -186,29 +178,14 @@ def test_batches_of_old_tasks_are_distilled() -> None:
     assert {batch.distill for batch in run.batches if batch.stored_q is None} == {0.0}
 
 
-def test_grad_clip_bounds_the_whole_gradient() -> None:
-    norms = {}
-    for clip in (0.0, 0.5):
-        dqn = small_dqn(small_job(learn__max_grad_norm=clip, learn__loss="mse"))
-        dqn.update(random_batch(0, scale=100.0))
-        norms[clip] = float(np.linalg.norm(np.concatenate([p.grad for p in dqn.blocks.values()])))
-    assert norms[0.0] > 5
-    assert norms[0.5] == pytest.approx(0.5, rel=1e-4)
-
-
 @pytest.mark.parametrize(
     ("reward", "seen"),
-    [("clip", {-1.0, 0.0, 1.0}), ("none", {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0}), ("scale", None)],
+    [("clip", {-1.0, 0.0, 1.0}), ("none", {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0})],
 )
-def test_the_reward_is_clipped_scaled_or_left_alone(reward: str, seen: set[float] | None) -> None:
+def test_the_reward_is_clipped_or_left_alone(reward: str, seen: set[float]) -> None:
     agent = small_agent(small_job(learn__reward=reward, learn__n_step=1, learn__batch_size=200))
-    rows = played(70)
-    agent.replay.begin([rows])
-    returns = agent.replay.sample(np.random.default_rng(0)).returns
-    if seen is None:  # -3 … 3, ten times each: the root mean square of those not zero
-        scale = float(np.sqrt((1 + 4 + 9) * 2 / 6))
-        seen = {float(np.float32(k / scale)) for k in range(-3, 4)}
-    assert {round(value, 5) for value in returns.tolist()} == {round(value, 5) for value in seen}
+    agent.replay.begin([played(70)])
+    assert set(agent.replay.sample(np.random.default_rng(0)).returns.tolist()) == seen
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -684,19 +661,6 @@ def test_the_exchange_is_in_rounds_or_free(
     assert _terms(monkeypatch, share__exchange=exchange).free == free
 
 
-@pytest.mark.parametrize("relay", [True, False])
-def test_offers_are_relayed_if_asked(relay: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    terms = _terms(monkeypatch, share__relay=relay)
-    assert terms.relay == relay
-    terms = replace(terms, free=True, tasks=())
-    first, second, third = ThreadLink.mesh(3, {(0, 1), (1, 2)}, terms)
-    first.begin(1)
-    first.publish(parcel(donor=0).offer, parcel(donor=0).data)
-    second.poll()
-    assert len(second.offers()) == 1
-    assert len(third.offers()) == relay
-
-
 @pytest.mark.parametrize("patience", [0.1, 7.5])
 def test_a_lesson_is_waited_for_as_long_as_asked(
     patience: float, monkeypatch: pytest.MonkeyPatch
@@ -759,8 +723,8 @@ def test_the_simnets_distance_compares_weights_or_outputs() -> None:
 
 
 def test_every_task_may_have_an_input_layer_of_its_own() -> None:
-    for own in (True, False):
-        dqn = small_dqn(small_job(learn__per_task_input=own, learn__widths=[8, 8]))
+    for own in (True, False):  # where there are two layers
+        dqn = small_dqn(small_job(learn__widths=[8, 8] if own else [8]))
         assert ("input" in dqn.block_names(RIGHT)) == own
         dqn.set_task(LEFT)
         assert (f"input/{LEFT}" in dqn.blocks) == own

@@ -14,7 +14,7 @@ from canal_mpi.interfaces import Array, Batch, Spaces
 from canal_mpi.learn import networks
 from canal_mpi.learn.dqn import make_backend, td_loss
 from canal_mpi.learn.fast_mlp import FastBackend, FastQNetwork, array_of, inputs_of
-from canal_mpi.learn.networks import Dueling, TorchBackend
+from canal_mpi.learn.networks import TorchBackend
 from canal_mpi.settings import LearnConfig
 
 SPACES = Spaces((10,), "<f4", 6)
@@ -28,7 +28,7 @@ class _Net:
     """A trunk and a head as pieces, by one kind of maker, from the same first weights."""
 
     def __init__(self, layer_norm: bool, kind: Kind, spaces: Spaces = SPACES) -> None:
-        config = LearnConfig(widths=(16, 12), layer_norm=layer_norm, per_task_input=False)
+        config = LearnConfig(widths=(16, 12), layer_norm=layer_norm, heads="shared")
         maker = kind(spaces, config)
         self.trunk, self.head = pieces = (maker.block("trunk", 3), maker.block("head", 4))
         self.online = maker.q_network(pieces)
@@ -135,7 +135,6 @@ def test_a_plain_network_is_of_arrays_and_the_others_are_modules(
 ) -> None:
     frames = Spaces((4, 84, 84), "|u1", 6)
     assert isinstance(make_backend(SPACES, LearnConfig()), FastBackend)
-    assert isinstance(make_backend(SPACES, LearnConfig(dueling=True)), TorchBackend)
     assert isinstance(make_backend(frames, LearnConfig(network="cnn")), TorchBackend)
     assert isinstance(
         make_backend(SPACES, LearnConfig(network="canal_mpi.learn.networks:Mlp")), TorchBackend
@@ -172,13 +171,3 @@ def test_the_process_that_compiles_has_the_bits_of_those_that_load(tmp_path: Pat
     ]
     assert any(tmp_path.rglob("*.nbc"))
     assert found[0] == found[1] != b""
-
-
-def test_a_dueling_head_adds_value_and_centred_advantage() -> None:
-    head = Dueling(2, 3)
-    with torch.no_grad():
-        for part in head.parameters():
-            part.zero_()
-        head.value.bias.fill_(10.0)
-        head.advantage.bias.copy_(torch.tensor([1.0, 2.0, 6.0]))
-    assert head(torch.zeros(1, 2)).tolist() == [[8.0, 9.0, 13.0]]

@@ -1,5 +1,5 @@
 from collections.abc import Sequence
-from math import isclose, sqrt
+from math import isclose
 
 import numpy as np
 import pytest
@@ -14,12 +14,12 @@ GAMMA = 0.9
 Target = tuple[float, float, int]  # return, discount, next state
 
 
-def slow_target(moves: Sequence[Move], at: int, recipe: LearnConfig, scale: float) -> Target:
+def slow_target(moves: Sequence[Move], at: int, recipe: LearnConfig) -> Target:
     """Return, discount and next state of the move at a place, by walking."""
     total, discount = 0.0, 1.0
     for move in moves[at : at + recipe.n_step]:
         sign = (move.reward > 0) - (move.reward < 0)
-        worth = {"clip": sign, "none": move.reward, "scale": move.reward / scale}
+        worth = {"clip": sign, "none": move.reward}
         total += discount * worth[recipe.reward]
         discount *= recipe.gamma
         if move.flags & TERMINATED or (move.flags & LIFE and recipe.terminal_on_life_loss):
@@ -29,17 +29,11 @@ def slow_target(moves: Sequence[Move], at: int, recipe: LearnConfig, scale: floa
     return total, discount, moves[min(at + recipe.n_step, len(moves)) - 1].after
 
 
-def scale_of(streams: Sequence[Sequence[Move]]) -> float:
-    """Root mean square of the rewards that are not zero."""
-    squares = [move.reward**2 for moves in streams for move in moves if move.reward]
-    return sqrt(sum(squares) / len(squares)) if squares else 1.0
-
-
 def targets(
-    streams: Sequence[Sequence[Move]], recipe: LearnConfig, scale: float = 1.0
+    streams: Sequence[Sequence[Move]], recipe: LearnConfig
 ) -> dict[int, tuple[Move, Target]]:
     return {
-        move.state: (move, slow_target(moves, at, recipe, scale))
+        move.state: (move, slow_target(moves, at, recipe))
         for moves in streams
         for at, move in enumerate(moves)
     }
@@ -78,7 +72,7 @@ def lesson(seed: int, steps: int = 20) -> tuple[Columns, list[Move]]:
     return player.buffer.export(1000), player.moves[0]
 
 
-@pytest.mark.parametrize("reward", ["clip", "none", "scale"])
+@pytest.mark.parametrize("reward", ["clip", "none"])
 @pytest.mark.parametrize("terminal_on_life_loss", [True, False])
 @pytest.mark.parametrize("n_step", [1, 3, 5])
 @pytest.mark.parametrize("streams", [1, 2])
@@ -92,7 +86,7 @@ def test_targets_match_a_slow_walk_over_the_moves(
     for _ in range(12):
         player.play(8, (0.08, 0.12, 0.12))
         kept = [player.kept(stream, 25) for stream in range(streams)]
-        expected = targets(kept, recipe, scale_of(player.moves))  # of all play, not of what is left
+        expected = targets(kept, recipe)
         seen: set[int] = set()
         for _ in range(12):
             seen |= assert_agrees(replay.sample(rng), expected)
@@ -309,15 +303,6 @@ def test_lessons_of_other_tasks_are_drawn_apart_and_under_their_names() -> None:
     assert not replay.others
 
 
-def test_rewards_of_a_lesson_are_scaled_by_its_own_rewards() -> None:
-    recipe = learning(100, GAMMA, 3, "scale")
-    rows, moves = lesson(1, 30)
-    replay = Replay(SPACES, 50, recipe)
-    replay.begin([rows])
-    expected = targets([moves], recipe, scale_of([moves]))
-    assert_agrees(replay.sample(np.random.default_rng(0)), expected)
-
-
 def test_samples_are_uniform() -> None:
     replay = Replay(SPACES, 40, learning(500, GAMMA, 3))
     Player(replay.own).play(100, (0.1, 0, 0.1))
@@ -368,8 +353,8 @@ def test_a_restored_replay_draws_the_same_batches(lessons: int) -> None:
     assert_same_draws(replay, again)
 
 
-def test_a_restored_replay_has_its_share_its_other_tasks_and_its_scale() -> None:
-    replay = Replay(SPACES, 30, learning(50, GAMMA, 3, "scale"))
+def test_a_restored_replay_has_its_share_and_its_other_tasks() -> None:
+    replay = Replay(SPACES, 30, learning(50, GAMMA, 3))
     others = {"ns/Krull-v0": lesson(2)[0], "Alien": lesson(3)[0]}
     replay.begin([lesson(1)[0]], others)
     Player(replay.own, seed=8).play(77)

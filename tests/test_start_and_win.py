@@ -58,26 +58,19 @@ def test_99_episodes_are_not_enough() -> None:
     assert not agent.record.has_won(2.1)
 
 
-def test_what_gymnasium_knows_is_written_into_the_job() -> None:
-    flags = {"tasks": ["CartPole-v1", "Pong", RIGHT], "train.win_return": "known,Pong=18"}
-    job = envs.named(resolve(flags, environ={}))
-    assert job.train.win_return == ("CartPole-v1=475.0", "Pong=18")
-    assert win_return_of(job.train.win_return, "CartPole-v1") == 475
-    assert win_return_of(job.train.win_return, RIGHT) == np.inf
-
-
 def test_wins_that_mean_nothing_are_refused() -> None:
     for win, words in [
-        ("475", "found '475'; expected known, or task=return"),
-        ("Alien=3", "found 'Alien=3'; expected known"),
+        ("475", "found '475'; expected task=return"),
+        ("Alien=3", "found 'Alien=3'; expected task=return"),
         ("CartPole-v1=much", "'CartPole-v1=much': expected a number"),
     ]:
         flags = {"tasks": "CartPole-v1", "train.win_return": win}
         with pytest.raises(UsageError, match=words):
             envs.named(resolve(flags, environ={}))
-    flags = {"tasks": "Pong,Krull", "train.win_return": "known"}
-    with pytest.raises(UsageError, match="gymnasium knows none of Pong, Krull; expected numbers"):
-        envs.named(resolve(flags, environ={}))
+    flags = {"tasks": "CartPole-v1,Pong", "train.win_return": "ALE/Pong-v5=18"}
+    job = envs.named(resolve(flags, environ={}))
+    assert win_return_of(job.train.win_return, "Pong") == 18
+    assert win_return_of(job.train.win_return, "CartPole-v1") == np.inf
 
 
 def test_agents_start_from_the_learners_of_another_run(tmp_path: Path) -> None:
@@ -106,24 +99,6 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "second", init=str(tmp_path / "first"))
     with pytest.raises(CanalError, match="nowhere holds no agents"):
         train(tmp_path / "third", init=str(tmp_path / "nowhere"))
-
-
-def test_lessons_of_a_run_carry_the_network_of_a_tag(out: Path, tmp_path: Path) -> None:
-    run = train(out, steps=1500, settings=FORGETS)
-    found = {}
-    for tag in ("best", "latest"):
-        taken = {"share.lessons": str(out), "share.lessons_tag": tag, "reuse.mode": "adopt"}
-        settings = FORGETS | taken | {"reuse.pretrain_updates": 0}
-        student = train(tmp_path / tag, tasks=TASKS[:1], settings=settings)
-        assert student["tasks"]["source"].tolist() == ["lesson"]
-        weights = []
-        for policy in (student.policy(trust=True), run.policy(trust=True, tag=tag)):
-            policy.set_task(TASKS[0])
-            weights.append(policy.learner.get_weights())
-        assert all(np.array_equal(weights[0][part], weights[1][part]) for part in weights[1])
-        found[tag] = weights[0]
-    best, latest = found["best"], found["latest"]
-    assert not all(np.array_equal(best[part], latest[part]) for part in best)
 
 
 def test_the_best_networks_are_those_of_right_after_the_tasks(out: Path) -> None:

@@ -12,5 +12,5 @@ NETWORKS: Mapping[str, str] = {
 LOSSES = ("huber", "mse")
 HEADS = ("shared", "per_task", "separate")
 INPUTS = ("raw", "scale", "change")
-REWARDS = ("clip", "none", "scale")
+REWARDS = ("clip", "none")
 REUSE_MODES = ("replay", "mix", "distill", "adopt")

@@ -8,7 +8,6 @@ own, with `separate` a whole network.
 """
 
 from collections.abc import Callable
-from math import hypot
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -32,11 +31,11 @@ Backend: TypeAlias = "FastBackend | TorchBackend"
 
 def make_backend(spaces: Spaces, config: LearnConfig) -> Backend:
     """Compiled for a plain MLP on the CPU, which needs no torch; else torch."""
-    plain = config.network == "mlp" and not config.dueling
+    plain = config.network == "mlp"
     if plain and config.device == "cpu":
         return FastBackend(spaces, config)
-    what = f"learn.device={config.device}" if plain else f"learn.network={config.network}"
-    with needed_for(what + " with learn.dueling" * config.dueling):
+    name = "device" if plain else "network"
+    with needed_for(f"learn.{name}={getattr(config, name)}"):
         from canal_mpi.learn.networks import TorchBackend, choose_device  # imports torch
 
     device = choose_device(config.device)
@@ -86,11 +85,6 @@ class DQN(Learner):
         if self.rehearsal.ewc_lambda:
             for block in blocks:
                 block.add_penalty(self.rehearsal.ewc_lambda)
-        if self.config.max_grad_norm:
-            norm = hypot(*(block.grad_norm() for block in blocks))
-            if norm > self.config.max_grad_norm:
-                for block in blocks:
-                    block.grad *= self.config.max_grad_norm / norm
         for block in blocks:
             block.adam_step(self.config.lr * batch.lr_scale)
         self.updates += 1

@@ -79,8 +79,7 @@ def _uniform(rng: np.random.RandomState, count: int, bound: float) -> Array:
 
 def has_own_input(config: LearnConfig) -> bool:
     """Whether every task has an input layer of its own in front of the shared trunk."""
-    heads = config.per_task_input and config.heads == "per_task"
-    return heads and config.network == "mlp" and len(config.widths) > 1
+    return config.heads == "per_task" and config.network == "mlp" and len(config.widths) > 1
 
 
 def layers_of(config: LearnConfig, part: str) -> slice:
@@ -284,10 +283,6 @@ class ParamBlock:
         """One step of Adam along the gradient."""
         self.step += 1
         adam_step(self.params, self.grad, self.exp_avg, self.exp_avg_sq, self.step, lr)
-
-    def grad_norm(self) -> float:
-        """The length of the gradient."""
-        return sqrt(float((self.grad * self.grad).sum()))
 
     def consolidate(self, squares: Vector, count: int, alpha: float) -> None:
         """F ← α·F + (1 − α)·F_new, the mean of `count` squared gradients; hold the parameters."""

@@ -72,21 +72,6 @@ class Cnn(nn.Module):
         return features
 
 
-class Dueling(nn.Module):
-    """A head that adds the value of the state and the advantage of each action."""
-
-    def __init__(self, features: int, actions: int) -> None:
-        super().__init__()
-        self.value = nn.Linear(features, 1)
-        self.advantage = nn.Linear(features, actions)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Q-values."""
-        advantage: Tensor = self.advantage(features)
-        values: Tensor = self.value(features) + advantage - advantage.mean(dim=1, keepdim=True)
-        return values
-
-
 class TorchBackend:
     """Makes blocks of modules, and networks of such blocks."""
 
@@ -101,7 +86,8 @@ class TorchBackend:
         """A new block; an input layer is the first layer of what the trunk would be alone."""
         with SEEDING:
             torch.manual_seed(seed)
-            module = self._head() if part == "head" else self._trunk()
+            head = part == "head"
+            module = nn.Linear(self.features, self.spaces.actions) if head else self._trunk()
         if isinstance(module, Mlp) and has_own_input(self.config):
             module = nn.Sequential(*list(module)[layers_of(self.config, part)])
         return TorchBlock(module.to(self.device))
@@ -111,10 +97,6 @@ class TorchBackend:
         made = [block for block in blocks if isinstance(block, TorchBlock)]
         modules = [block.target if target else block.module for block in made]
         return TorchQNetwork(nn.Sequential(*modules), self.inputs)
-
-    def _head(self) -> nn.Module:
-        kind = Dueling if self.config.dueling else nn.Linear
-        return kind(self.features, self.spaces.actions)
 
     def _trunk(self) -> nn.Module:
         c = self.config

@@ -24,7 +24,6 @@ def train_simnet(spaces: Spaces, job: Job, sample: Callable[[], Batch]) -> Array
         network="mlp",
         widths=(settings.width,),
         layer_norm=False,
-        dueling=False,
         heads="shared",
         lr=settings.lr,
     )

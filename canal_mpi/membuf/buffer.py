@@ -45,7 +45,6 @@ class Buffer:
         self.count = np.zeros(streams, dtype=np.int64)  # rows before it that can be drawn
         self.base = np.arange(streams, dtype=np.int64) * self.region
         self._used = 0  # rows from the first on that were ever written
-        self._squares = np.zeros(2)  # sum and number of squared rewards that are not zero
         self._length = 0  # of all streams
 
     def __len__(self) -> int:
@@ -69,15 +68,7 @@ class Buffer:
             buffer.columns["q_values"] = rows["q_values"]
         buffer.cursor[0] = buffer.count[0] = buffer._length = total - 1
         buffer._used = total
-        rewards = rows["reward"][rows["reward"] != 0].astype(np.float64)
-        buffer._squares[:] = np.square(rewards).sum(), len(rewards)
         return buffer
-
-    @property
-    def reward_scale(self) -> np.float32:
-        """Root mean square of all rewards so far that were not zero; 1 before the first."""
-        total, number = self._squares
-        return np.float32(np.sqrt(total / number)) if number else np.float32(1)
 
     def clear(self) -> None:
         """Forget all rows."""
@@ -85,7 +76,6 @@ class Buffer:
         self.count[:] = 0
         self.flags[:] = LAST
         self._used = self._length = 0
-        self._squares[:] = 0
 
     def start(self, obs: Array) -> None:
         """Begin with the first states, one a stream, or anew in the middle of play."""
@@ -100,10 +90,7 @@ class Buffer:
             row = int(self.base[stream] + self.cursor[stream])
             flags = int(step.flags[stream])
             self.action[row] = actions[stream]
-            reward = float(step.reward[stream])
-            self.reward[row] = reward
-            if reward:
-                self._squares += reward * reward, 1
+            self.reward[row] = step.reward[stream]
             self.flags[row] = flags
             self._advance(stream)
             self._open(stream, step.obs[stream])
@@ -179,8 +166,7 @@ class Buffer:
     def state_dict(self) -> Columns:
         """Everything needed to go on with the same bits."""
         held = {name: column[: self._used] for name, column in self.columns.items()}
-        places = {"cursor": self.cursor.copy(), "count": self.count.copy()}
-        return held | places | {"squares": self._squares.copy()}
+        return held | {"cursor": self.cursor.copy(), "count": self.count.copy()}
 
     def load_state_dict(self, state: Columns) -> None:
         """Take back what `state_dict` gave."""
@@ -188,5 +174,4 @@ class Buffer:
         for name, column in self.columns.items():
             column[: self._used] = state[name]
         self.cursor[:], self.count[:] = state["cursor"], state["count"]
-        self._squares[:] = state["squares"]
         self._length = int(self.count.sum())

@@ -12,7 +12,7 @@ from canal_mpi.membuf.buffer import ENDS, Buffer
 from canal_mpi.settings import LearnConfig
 from canal_mpi.state import compiled, inlined
 
-ZERO, ONE = np.float32(0), np.float32(1)
+ZERO = np.float32(0)
 
 
 @inlined
@@ -36,7 +36,6 @@ def _copy_rows(
     powers: Any,
     stops: int,
     clips: bool,
-    scale: np.float32,
     region: int,
     into: Any,
     start: int,
@@ -58,7 +57,7 @@ def _copy_rows(
                 break
         _copy_stack(state, flags, region, row, states[place])
         _copy_stack(state, flags, region, following, next_states[place])
-        actions[place], returns[place] = action[row], total / scale
+        actions[place], returns[place] = action[row], total
         discounts[place] = ZERO if flags[last] & stops else powers[steps]
 
 
@@ -104,8 +103,7 @@ class Sampler:
     def fill(self, buffer: Buffer, rows: Array, start: int = 0) -> Batch:
         """Write the n-step transitions that start at `rows` into the batch, from `start` on."""
         played = (buffer.state_rows, buffer.flags, buffer.action, buffer.reward)
-        scale = buffer.reward_scale if self.learn.reward == "scale" else ONE
-        _copy_rows(rows, *played, *self._rule, scale, buffer.region, self._columns, start)
+        _copy_rows(rows, *played, *self._rule, buffer.region, self._columns, start)
         return self._batch
 
 

@@ -70,7 +70,6 @@ class ExchangeConfig:
     """The rules of the exchange."""
 
     free: bool = False  # agents never wait for each other's rounds
-    relay: bool = True  # pass on others' offers and lessons
     timeout: float = 60.0  # seconds without a byte after which a lesson is given up
     cache_bytes: int = 1 << 30  # of lessons that are kept for others
     tasks: Collection[str] = ()  # offers of other tasks are refused; empty: any
@@ -272,22 +271,20 @@ class Exchange:
             if message.error:
                 raise DamagedData(message.error)
             for offer in unpack_offers(message.data):
-                self._check(offer, message.sender)
+                self._check(offer)
                 if offer.key not in self._lessons and not self._is_own(offer.key):
                     self._lessons[offer.key] = KnownLesson(offer, message.sender)
-                    self._unsent += [offer] if self.config.relay else []
+                    self._unsent.append(offer)
         except DamagedData as error:
             logger.warning("an offer of agent %d is refused: %s", message.sender, error)
             odd = Offer(message.sender, self.round, "", float("nan"), 0, 0)
             self._log("refusal", odd, message.sender, self.agent, reason=str(error))
 
-    def _check(self, offer: Offer, sender: int) -> None:
+    def _check(self, offer: Offer) -> None:
         if offer.donor not in self._near:
             raise DamagedData(f"offer of agent {offer.donor}, to which no edge leads")
         if self.config.tasks and offer.task not in self.config.tasks:
             raise DamagedData(f"offer of the task '{offer.task}', which this job does not have")
-        if not self.config.relay and offer.donor != sender:
-            raise DamagedData(f"offer of agent {offer.donor}, passed on though share.relay is off")
 
     def _request(self, one: KnownLesson) -> None:
         """Ask the neighbour that told of a lesson for it, once."""
@@ -298,8 +295,7 @@ class Exchange:
     def _serve(self, message: Message) -> None:
         """Send a lesson, or get it first where this agent only passes it on."""
         one = self._lessons.get(message.key)
-        far = one and not one.data and one.via not in (self.agent, message.sender)
-        if one and far and self.config.relay:
+        if one and not one.data and one.via not in (self.agent, message.sender):
             one.waiting.append(message.sender)
             self._request(one)
         else:  # empty if no longer held
@@ -357,8 +353,7 @@ class Exchange:
         for offer, holder in holders:
             mine = before.get(offer.key) or KnownLesson(offer, -1)
             via = self.agent if holder == self.agent else parents[holder].get(self.agent)
-            near = self.config.relay or via in (holder, self.agent)
-            if ((via is not None and near) or mine.data) and not self._is_own(offer.key):
+            if (via is not None or mine.data) and not self._is_own(offer.key):
                 via = self.agent if via is None else via
                 self._lessons[offer.key] = KnownLesson(offer, via, mine.data, fetched=mine.fetched)
 
