@@ -39,7 +39,6 @@ def train(
     out: PathLike | None = None,
     name: str | None = None,
     force: bool = False,
-    agent: int | None = None,
     resume: PathLike | None = None,
     env_servers: int = 0,
     quiet: bool = False,
@@ -56,7 +55,7 @@ def train(
         word = min(unknown)
         hint = suggestion(word, FLAG_KEYS) or "; settings={'section.key': value} reaches every one."
         raise UsageError(f"train() knows no '{word}'{hint}")
-    given = {"job": job, "out": out, "name": name, "force": force or None, "agent": agent}
+    given = {"job": job, "out": out, "name": name, "force": force or None}
     if resume and (odd := [key for key, value in given.items() if value is not None]):
         raise UsageError(f"resume takes everything from the run: leave out {odd[0]}.")
     request = Request(
@@ -65,9 +64,8 @@ def train(
         out=_text(out),
         name=name,
         force=force,
-        agent=agent,
         env_servers=env_servers,
-        verbosity=-1 if quiet else 0,
+        quiet=quiet,
         resume=_text(resume),
     )
     folder = _run(partial(train_rank, request))

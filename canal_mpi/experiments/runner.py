@@ -284,6 +284,6 @@ def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
 def guess(point: Point) -> float:
     """About so many seconds, before anything is known."""
     hosts = ["here"] * point.agents
-    plan = plan_of(point.job, Path(), "", 0, hosts)
+    plan = plan_of(point.job, Path(), "", hosts)
     speeds = [device.speed for device in devices(point.job, hosts)]
     return Workload(plan).seconds(point.ranks if point.hostfile else cores(), speeds)

@@ -181,13 +181,13 @@ def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
     """Connects this agent, over MPI where there is somebody to share with; what makes its link."""
     share, comm = plan.job.share, world.agents_comm
     if comm is None or world.agents < 2 or not (plan.edges or share.lessons):
-        return partial(alone, agent=world.agent)
+        return partial(alone, agent=world.rank)
     from canal_mpi.topology.transport import MpiTransport
 
     config = ExchangeConfig(share.free, share.timeout, share.cache_mb << 20, plan.job.tasks)
     limit, idle = (share.max_message_mb << 20) + HEADS, world.heartbeat.idle
     transport = MpiTransport(comm, idle, limit)
-    return partial(Exchange, world.agent, set(plan.edges), transport, config)
+    return partial(Exchange, world.rank, set(plan.edges), transport, config)
 
 
 def should_compress(world: World, plan: Plan) -> bool:
@@ -206,15 +206,14 @@ def offer_earlier_lessons(world: World, plan: Plan, link: Exchange, agent: Agent
     if world.is_root:
         limit, spaces = share.max_message_mb << 20, agent.replay.spaces
         found = earlier_lessons(share.lessons, job.tasks, spaces, limit)
-    rng = random_stream(job.seed, world.agent, "", "lessons")
+    rng = random_stream(job.seed, world.rank, "", "lessons")
     for lesson, _ in found:
         embedding = agent.sharing.embedding(lesson.rows, rng)
         mine.append(replace(lesson.offer, embedding=embedding))
         world.heartbeat.beat(world.heartbeat.mine)
     offers = unpack_offers(world.broadcast(pack_offers(mine), world.agents))
     lessons = {lesson.offer.key: data for lesson, data in found}
-    holder = world.root if world.size > 1 else world.agent
-    link.stock(offers, lessons, holder)
+    link.stock(offers, lessons, world.root)
     return len(offers)
 
 

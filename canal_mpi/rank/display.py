@@ -22,14 +22,13 @@ from canal_mpi.errors import StorageError, logger
 from canal_mpi.games import human_normalised, win_return_of
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import nobody_reads, start_command, terminal
-from canal_mpi.rank.plan import Plan, Workload, core_speed
+from canal_mpi.rank.plan import Plan, Workload
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import mean
 from canal_mpi.results.progress import (
     coloured,
-    duration,
     progress_lines,
     remaining,
     short_path,
@@ -47,16 +46,16 @@ class Display:
     """Shows the progress of all agents; `status.json` and `events.jsonl` tell programs."""
 
     def __init__(
-        self, world: World, plan: Plan, store: Store, verbosity: int, before: float = 0.0
+        self, world: World, plan: Plan, store: Store, quiet: bool, before: float = 0.0
     ) -> None:
         self.heartbeat, self.folder, self.job = world.heartbeat, plan.folder, plan.job
         self.hosts = [device.host for device in world.devices[: world.agents]]
         self.rounds, self.before = len(plan.orders[0]), before  # seconds of earlier sittings
         self.began = self.agents_done = monotonic()
-        self.store, self.verbosity = store, verbosity
+        self.store, self.quiet = store, quiet
         self.workload = Workload(plan)
         self.done_before = 0.0  # the fraction of it that was done before this start of the run
-        self._terminal = terminal() if verbosity >= 0 else None
+        self._terminal = None if quiet else terminal()
         self._drawn = 0  # lines of the table on the terminal
         self._start = self._last_line = monotonic()
         self._last_status = 0.0
@@ -78,7 +77,7 @@ class Display:
         """Lines that stay."""
         if self._terminal:
             self._print(coloured(text.split("\n"), _width(self._terminal), wrap=True))
-        elif self.verbosity >= 0:
+        elif not self.quiet:
             self._print(text)
 
     def _print(self, text: str, stays: bool = True) -> None:
@@ -94,7 +93,7 @@ class Display:
             self._drawn = 0 if stays else text.count("\n") + 1
         except OSError as error:
             logger.warning("output is closed (%s): going on without it", error)
-            self.verbosity, self._terminal = -1, None
+            self.quiet, self._terminal = True, None
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -368,12 +367,12 @@ def greeting(
         f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
         f"seed {job.seed} · {count(len(plan.orders[0]), 'task')} × {job.train.steps:,} steps · "
         f"replay {replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent"
-        f" · {_guess(world, plan)}{short_path(plan.folder)}"
+        f" · {short_path(plan.folder)}"
     )
     if world.launcher is None:
         yield (
-            f"One agent (agent {world.agent}), no sharing; five that share: "
-            "mpirun -np 5 canal-mpi train with the same options"
+            "One agent, no sharing; five that share: mpirun -np 5 canal-mpi train with the same "
+            "options"
         )
     if wins := job.train.win_return:
         others = [task for task in job.tasks if isinf(win_return_of(wins, task))]
@@ -381,17 +380,6 @@ def greeting(
         yield f"Tasks end early at a mean return of {', '.join(wins)}{never}"
     if "none" not in (job.share.policy, job.share.topology):
         yield from (f"warning: {words}" for words in warnings(set(plan.edges), size))
-
-
-def _guess(world: World, plan: Plan) -> str:
-    """How long the whole run takes, where that can be told before it begins."""
-    work = Workload(plan)
-    cores = {info["host"]: int(info["cores"]) for info in world.host_info[: world.agents]}
-    speed, slowed = core_speed(), [device.speed for device in world.devices[: world.agents]]
-    seconds = work.seconds(speed * (sum(cores.values()) or 1), [speed * part for part in slowed])
-    minutes = round(seconds / 60)
-    words = f"about {duration(60 * minutes).removesuffix(' 0 s')}" if minutes else "under 1 min"
-    return f"estimated time {words} · " if work.known else ""
 
 
 def train_command(world: World, options: str) -> str:

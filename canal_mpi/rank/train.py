@@ -52,7 +52,7 @@ LIBRARIES = ("numpy", "torch", "gymnasium", "ale-py", "h5py")  # results may dep
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
-    return run_guarded(partial(train_rank, request), request.verbosity)
+    return run_guarded(partial(train_rank, request))
 
 
 def train_rank(request: Request, shutdown: Shutdown) -> Path:
@@ -78,14 +78,13 @@ def train_rank(request: Request, shutdown: Shutdown) -> Path:
         return plan.folder
     if point and point.gone:
         plan = replace(plan, edges=recover.remaining_edges(world, plan))
-    world.agent = plan.first_agent + world.rank
     world.devices = devices(plan.job, world.hosts)
     world.set_timeout(plan.job.timeout)
     directory = directory or world.run_on_all(lambda: RunDirectory(plan.folder))
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
     log_file = _log_file(world, plan.folder)
     try:
-        world.run_on_all(lambda: _open_log(world, log_file, request.verbosity > 0))
+        world.run_on_all(lambda: _open_log(world, log_file))
         TrainingRun(shutdown, request, plan, point, log_file).run()
     except (CommonError, KeyboardInterrupt):
         if not (point or shutdown.hint):  # there is nothing to resume
@@ -128,13 +127,13 @@ def _leave_nothing(world: World, directory: RunDirectory, log_file: Path) -> Non
 
 def _log_file(world: World, folder: Path) -> Path:
     """On every host, the logs of its own ranks."""
-    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.agent}"
+    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.rank}"
     return folder / "logs" / f"{name}.log"
 
 
-def _open_log(world: World, path: Path, verbose: bool) -> None:
+def _open_log(world: World, path: Path) -> None:
     try:
-        log_to_file(path, verbose)
+        log_to_file(path)
     except OSError as error:
         raise StorageError(f"can't write to {path.parent}: {error.strerror}.") from error
     logger.info("%s is %s, process %d", path.stem, world.place, os.getpid())
@@ -190,7 +189,7 @@ class TrainingRun:
 
     def _write_report(self) -> bool:
         """Whether there is a page about the run now: a process of its own writes it."""
-        if not self.plan.job.report or self.request.verbosity < 0:
+        if not self.plan.job.report or self.request.quiet:
             return False
         command = [sys.executable, "-m", "canal_mpi", "report", str(self.plan.folder)]
         try:
@@ -289,12 +288,12 @@ class TrainingRun:
         try:
             agent = build.make_agent(
                 job,
-                world.agent,
+                world.rank,
                 plan.orders[world.rank],
                 build.make_link(world, plan),
                 sink,
                 self._beat,
-                partial(plan.peers, world.agent),
+                partial(plan.peers, world.rank),
                 build.should_compress(world, plan),
                 self._checkpoints(),
                 partial(build.make_remote_envs, world) if remote else env_maker,
@@ -306,7 +305,7 @@ class TrainingRun:
                 f"not enough memory: {error}; lower replay.buffer_size or learn.widths."
             ) from error
         if job.init and not self.point:
-            build.load_learner(agent.learner, job, world.agent)
+            build.load_learner(agent.learner, job, world.rank)
         self._describe(sink, agent.learner)
         link = agent.sharing.link
         assert isinstance(link, Exchange)
@@ -317,7 +316,7 @@ class TrainingRun:
         world, device = self.world, str(getattr(learner, "device", ""))
         sink.add(
             "agents",
-            agent=world.agent,
+            agent=world.rank,
             rank=world.rank,
             host=world.device.host,
             machine=world.host_info[world.rank]["machine"],
@@ -332,10 +331,9 @@ class TrainingRun:
     def _checkpoints(self) -> Checkpoints:
         plan, world = self.plan, self.world
         about = {
-            "agent": world.agent,
+            "agent": world.rank,
             "run_id": plan.run_id,
             "agents": len(plan.orders),
-            "first_agent": plan.first_agent,
             "job": config.to_toml(plan.job),
         }
         return Checkpoints(
@@ -384,7 +382,7 @@ class TrainingRun:
             self._reported = progress.round
             saved = f"What was saved is safe in {self.plan.folder}.{self.shutdown.hint}"
             world.death_reporter.set_message(
-                f"agent {world.agent} ({world.place}) was killed or left without a word in round "
+                f"agent {world.rank} ({world.place}) was killed or left without a word in round "
                 f"{progress.round}. {'The others go on.' if world.ft else saved}"
             )
         try:
@@ -437,7 +435,6 @@ class TrainingRun:
             plan.job.seed,
             config.to_toml(plan.job),
             plan.job.tasks,
-            plan.first_agent,
             plan.orders,
             plan.edges,
             library_versions(self.world),
@@ -447,7 +444,7 @@ class TrainingRun:
         )
         store = Store(plan.folder / "run.h5", info)
         before = before if resumed and not self.faults else 0.0
-        return Display(self.world, plan, store, self.request.verbosity, before)
+        return Display(self.world, plan, store, self.request.quiet, before)
 
     def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""
