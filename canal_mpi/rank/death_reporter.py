@@ -6,6 +6,7 @@ several on one host, only the first to notice speaks: the others were taken down
 A rank that sends no sign of life for too long, or whose launcher is gone, is ended from outside.
 """
 
+import json
 import os
 import select
 import signal
@@ -21,9 +22,7 @@ from time import monotonic, sleep
 from canal_mpi.errors import ProtocolError
 from canal_mpi.launcher import Launcher, detect
 
-GOODBYE, MUTE, LIMIT, ALIVE, DEATH = "goodbye", "mute", "limit", "alive", "death"
-SURVIVED, HINT = "survived", "hint"
-MOST = 400  # bytes of a message to the helper
+MOST = 400  # characters of a text for the helper
 TICK = 1.0  # seconds between two looks at the rank and its launcher
 GRACE = 5.0  # seconds for a rank to end by itself, once its launcher is gone
 INSTANT = 1.0  # seconds for a rank that hangs to end the job; longer only where it holds the GIL
@@ -51,7 +50,7 @@ def deadline(seconds: float) -> Iterator[None]:
     def end() -> None:
         reporter = start_reporter()
         waited = f"{reporter.who} has waited {seconds:.0f} s for the others inside MPI"
-        reporter.set_message(f"{waited}: one of them hangs.")
+        reporter.tell(words=f"{waited}: one of them hangs.")
         os._exit(ProtocolError.code)
 
     timer = Timer(seconds, end)
@@ -72,7 +71,7 @@ class DeathReporter:
     def __init__(self, launcher: Launcher | None, alone: bool = False) -> None:
         self._job = f"\0canal-mpi-{os.getuid()}-{os.getppid()}" if launcher else ""
         self._claimed: socket.socket | None = None
-        self._write = -1
+        self._write, self._dismissed = -1, False
         self.who = f"rank {launcher.rank if launcher else 0} on {socket.gethostname()}"
         if launcher is None and not alone:
             return
@@ -85,33 +84,24 @@ class DeathReporter:
         os.close(read)
         os.set_inheritable(self._write, False)
 
-    def set_message(self, message: str) -> None:
-        """What to say if the rank dies now; nothing where the reason is known."""
-        self._send(f"{DEATH} {message}")
-
-    def set_hint(self, hint: str) -> None:
-        """How to resume, where the rank hangs."""
-        self._send(f"{HINT} {hint}")
-
-    def set_limit(self, seconds: float) -> None:
-        """End the rank (SIGUSR2, then SIGKILL) when `alive` was not called for so long."""
-        self._send(f"{LIMIT} {seconds!r}")
-
-    def alive(self, doing: str) -> None:
-        """The rank has moved; what it does now."""
-        self._send(f"{ALIVE} {doing}")
-
-    def survived(self) -> None:
-        """The others go on without this rank: they are not taken down with it."""
-        self._send(SURVIVED)
+    def tell(self, **facts: str | float) -> None:
+        """What the helper should know from now on (see `Helper`); every call is a sign of life."""
+        short = {name: f[:MOST] if isinstance(f, str) else f for name, f in facts.items()}
+        if self._write >= 0:
+            try:
+                os.write(self._write, json.dumps(short).encode() + b"\n")
+            except BrokenPipeError:
+                self._write = -1
 
     def dismiss(self, within: float = inf) -> None:
         """The rank ends in good order; one that has a launcher is killed after `within` seconds."""
-        self._send(f"{GOODBYE} {within!r}")
+        if not self._dismissed:
+            self._dismissed = True
+            self.tell(words="", over=True, limit=within)
 
     def mute(self) -> None:
         """What is wrong has been said: the ranks that are taken down now need no report."""
-        self._send(MUTE)
+        self.tell(muted=True)
         if self._job:
             sleep(0.1)
 
@@ -124,13 +114,6 @@ class DeathReporter:
         if death is not None:
             death.close()
         return self._claimed is not None and death is not None
-
-    def _send(self, words: str) -> None:
-        if self._write >= 0:
-            try:
-                os.write(self._write, words.encode()[:MOST] + b"\n")
-            except BrokenPipeError:
-                self._write = -1
 
 
 def _claim(name: str) -> socket.socket | None:
@@ -151,7 +134,13 @@ def _is_stopped(process: int) -> bool:
 
 
 class Helper:
-    """The helper process of one rank; without a launcher (0) it only ends one that hangs."""
+    """The helper process of one rank; without a launcher (0) it only ends one that hangs.
+
+    What `DeathReporter.tell` may set: `words` to say if the rank dies now (none where the reason is
+    known), the `limit` of seconds without a call after which the rank is ended (SIGUSR2, then
+    SIGKILL), what it is `doing` and a `hint` how to resume, which are said then, and for how long
+    the others are silenced, because they are taken down as well (`takedown`).
+    """
 
     def __init__(self, read: int, job: str, who: str, rank: int, launcher: int) -> None:
         self.read, self.job, self.who, self.rank, self.launcher = read, job, who, rank, launcher
@@ -161,7 +150,7 @@ class Helper:
         )
         self.limit, self.heard, self.doing = inf, monotonic(), "the start"
         self.hint, self.takedown = "", TAKEDOWN
-        self.over = False  # whether everything is done but leaving
+        self.over = self.muted = False  # whether everything is done but leaving, or was said
         self._held = b""
         self._claim = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)  # every microsecond counts
 
@@ -191,23 +180,12 @@ class Helper:
         *lines, self._held = (self._held + data).split(b"\n")
         self.heard = monotonic()
         for line in lines:
-            kind, _, words = line.decode(errors="replace").partition(" ")
-            if kind == GOODBYE and not self.over:
-                self.words, self.over, self.limit = "", True, float(words)
-                if not self.launcher or self.limit == inf:
-                    os._exit(0)
-            elif kind == MUTE:
+            facts = json.loads(line)
+            vars(self).update(facts)
+            if self.muted:
                 self._leave("")
-            elif kind == LIMIT:
-                self.limit = float(words)
-            elif kind == ALIVE:
-                self.doing = words
-            elif kind == HINT:
-                self.hint = words
-            elif kind == SURVIVED:
-                self.takedown = 0.0
-            elif kind == DEATH:
-                self.words = words
+            if "over" in facts and (not self.launcher or self.limit == inf):
+                os._exit(0)
 
     def _check(self) -> None:
         """End the rank where it hangs, or where nobody else would: its launcher is gone."""

@@ -118,7 +118,7 @@ class Shutdown:
         `mark(status, why)` writes into the files of the run that it is not over.
         """
         self.hint, self._mark = f" To go on: {command}", mark
-        self.world.death_reporter.set_hint(self.hint)
+        self.world.death_reporter.tell(hint=self.hint)
         self.world.heartbeat.allow_stop(inf if limit is None else self.started + limit)
         stop_signals.defer(self._on_urgent)
 
@@ -131,7 +131,7 @@ class Shutdown:
         """Ctrl-C or SIGTERM: say so now, for the launcher may leave us half a second."""
         if self.world.is_root and self.world.death_reporter.may_speak():
             print_error(f"{name}: saving; again to stop at once.{self.hint}")
-        self.world.death_reporter.set_message("")
+        self.world.death_reporter.tell(words="")
 
     def stop(self) -> int:
         """Everybody has saved: say how to resume, and leave together."""

@@ -166,7 +166,7 @@ class TrainingRun:
         world, died = self.world, False
         world.ft = self.request.ft and world.size > 1
         if world.ft:
-            world.death_reporter.survived()
+            world.death_reporter.tell(takedown=0.0)
         while True:
             try:
                 if died:
@@ -203,7 +203,7 @@ class TrainingRun:
     def _learn(self) -> None:
         """An agent's work: build it, put it where its checkpoint was taken, and let it run."""
         world = self.world
-        world.death_reporter.alive(f"making {', '.join(self.job.tasks)[:80]}")
+        world.death_reporter.tell(doing=f"making {', '.join(self.job.tasks)[:80]}")
         spaces = world.run_on_all(self._compile)
         world.set_timeout(self.plan.job.timeout)
         agent, link, sink = world.run_on_all(partial(self._build, spaces))
@@ -226,9 +226,9 @@ class TrainingRun:
     def _serve(self) -> None:
         """An env server's work."""
         world, folder = self.world, self.plan.folder
-        world.death_reporter.set_message(
-            f"an env server ({world.place}) was killed or left without a word; its agents can't "
-            f"play. What was saved is safe in {folder}."
+        world.death_reporter.tell(
+            words=f"an env server ({world.place}) was killed or left without a word; its agents "
+            f"can't play. What was saved is safe in {folder}."
         )
         world.run_on_all(lambda: world.set_timeout(self._patience))  # agents compile
         world.set_timeout(self.plan.job.timeout)
@@ -381,9 +381,9 @@ class TrainingRun:
         if progress.round != self._reported:
             self._reported = progress.round
             saved = f"What was saved is safe in {self.plan.folder}.{self.shutdown.hint}"
-            world.death_reporter.set_message(
-                f"agent {world.rank} ({world.place}) was killed or left without a word in round "
-                f"{progress.round}. {'The others go on.' if world.ft else saved}"
+            world.death_reporter.tell(
+                words=f"agent {world.rank} ({world.place}) was killed or left without a word in "
+                f"round {progress.round}. {'The others go on.' if world.ft else saved}"
             )
         try:
             world.heartbeat.beat(progress)

@@ -64,7 +64,10 @@ class World:
         self.ft = self.failed = False  # whether deaths are survived, and one was noticed
         self.shrank = False  # whether ranks of this MPI world have died
         self.heartbeat = Heartbeat(
-            comm, START_TIMEOUT, lambda: stop_signals.asked, self.death_reporter.alive
+            comm,
+            START_TIMEOUT,
+            lambda: stop_signals.asked,
+            lambda doing: self.death_reporter.tell(doing=doing),
         )
         self._polled: PolledComm | None = None
         self._kept: list[object] = []
@@ -229,7 +232,8 @@ class World:
     def set_timeout(self, seconds: float) -> None:
         """A rank that is silent for so long ends the job; the others may save first."""
         self.heartbeat.timeout = seconds
-        self.death_reporter.set_limit(seconds + (NOTICE + GRACE if self.size > 1 else 0))
+        others = NOTICE + GRACE if self.size > 1 else 0
+        self.death_reporter.tell(limit=seconds + others)
 
     def has_failed(self, error: BaseException) -> bool:
         """Whether an error tells of a death that the run survives."""
@@ -315,7 +319,7 @@ class World:
             from mpi4py import MPI
 
             MPI.Finalize()
-        self.death_reporter.set_limit(inf)
+        self.death_reporter.tell(limit=inf)
 
     def _on_hang(self, number: int, frame: Any) -> None:
         """The process beside this rank says that it hangs."""
