@@ -449,7 +449,7 @@ class TrainingRun:
     def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""
         world, plan, self._greeted = self.world, self.plan, True
-        for line in greeting(world, plan, agent.replay.nbytes, agent.rehearsal.nbytes, earlier):
+        for line in greeting(world, plan, agent.replay.nbytes + agent.rehearsal.nbytes, earlier):
             display.say(line)
         if self.point:
             display.say(f"Resumed in round {max(self.point.round, 1)}.")
