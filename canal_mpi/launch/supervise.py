@@ -7,7 +7,6 @@ programs are missing there, names the host at fault.
 
 import json
 import os
-import platform
 import re
 import shlex
 import signal
@@ -16,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from time import time
@@ -31,11 +29,9 @@ from canal_mpi.launch.mpirun import (
     build_command,
     clean_up,
     end_at_once,
-    refuse_mpirun,
     start_process,
     temporary_folder,
 )
-from canal_mpi.results.progress import short_path
 from canal_mpi.results.status import status_of
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -59,22 +55,22 @@ LAUNCHER_LINE = re.compile(
 MAX_LINES = 400  # that are kept
 MAX_BOX = 40  # lines between two borders
 HOPELESS = "execvp error on file"  # MPICH's other ranks would wait for minutes
-# What mpirun says, and what is then said.
-EXPLANATIONS = {
-    r"not enough slots": "the hosts have fewer slots than ranks are asked for: lower -n, or give "
-    "a host more ranks in the hostfile.",
-    r"unable to\s+(reach each other|complete a TCP connection)|Unreachable|Launch proxy failed": ""
+NO_NETWORK = re.compile(
+    r"unable to\s+(reach each other|complete a TCP connection)|Unreachable|Launch proxy failed"
+)
+OPEN_FIREWALL = (
     "mpirun could not connect the hosts: open the firewall between them, or name the network that "
-    "they share with --network 10.0.0.0/24; `canal-mpi doctor --hostfile FILE` checks every host.",
-}
+    "they share with --network 10.0.0.0/24; `canal-mpi doctor --hostfile FILE` checks every host."
+)
 SSH_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent")
 SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15")
 ANSWER_TIME = 30.0  # seconds
 AT_ONCE = 32  # hosts
 NO_SSH = 255  # exit code of ssh itself
-OLDEST_LIBC, OLDEST_PYTHON = (2, 28), (3, 11)
-SURVEY = "echo machine=$(uname -m) glibc=$(getconf GNU_LIBC_VERSION) python=$(python3 --version)"
-SURVEYED = re.compile(r"machine=(\S*) glibc=\D*(\d+)\.(\d+)\S* python=\D*(\d+)\.(\d+)")
+INSTALL_THERE = (
+    "install canal-mpi with the same MPI at the same path on every host (it needs Python 3.11, and "
+    "wheels of MPI need glibc 2.28)"
+)
 # What ssh says of a host, and what is then said: what is wrong and what to do.
 SSH_TROUBLES = {
     "Could not resolve hostname": "host {host} is unknown: check its spelling in the hostfile, or "
@@ -103,33 +99,6 @@ def signals_to(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
-
-
-@dataclass(frozen=True)
-class LaunchRequest:
-    """What `launch` was asked for; `folder` is where the run goes, if it is a run."""
-
-    arguments: tuple[str, ...]
-    ranks: int | None = None
-    hosts: tuple[Host, ...] = ()
-    network: str | None = None
-    max_time: float | None = None  # seconds after which the ranks save and stop
-    folder: Path | None = None
-    typed: str = "launch"  # `launch` and its options, as they were typed
-
-    @property
-    def hint(self) -> str:
-        """How to resume the run, as one would type it."""
-        if self.folder is None:
-            return ""
-        run = shlex.quote(short_path(self.folder))
-        return f" To resume: canal-mpi {self.typed} -- train --resume {run}"
-
-
-def command_for(request: LaunchRequest) -> Command:
-    """The command that does what was asked for; UsageError where that does not go together."""
-    refuse_mpirun("launch")
-    return build_command(request.ranks, request.arguments, request.hosts, request.network)
 
 
 class Supervisor:
@@ -198,9 +167,7 @@ class Supervisor:
         """What is wrong and what to do, as one sentence; empty where the words are unknown."""
         if self.host_trouble:
             return f"{self.host_trouble}."
-        text = "".join(self.lines)
-        found = (words for sign, words in EXPLANATIONS.items() if re.search(sign, text))
-        return next(found, "")
+        return OPEN_FIREWALL if NO_NETWORK.search("".join(self.lines)) else ""
 
     def _read(self, stream: IO[bytes], write: Say) -> None:
         """Pass on what one stream of mpirun says until it closes."""
@@ -229,45 +196,51 @@ class Supervisor:
             self._process.send_signal(signal.SIGUSR1)
 
 
-def launch(request: LaunchRequest, command: Command) -> int:
-    """Run the command; the exit code of `canal-mpi launch`."""
+def launch(
+    command: Command, folder: Path | None, max_time: float | None = None, resume: str = ""
+) -> int:
+    """Run the command; the exit code of `canal-mpi launch`.
+
+    `folder` is where the run goes, if it is one, and `resume` how it is resumed. After `max_time`
+    seconds the ranks save and stop.
+    """
     out, err = writer(sys.stdout), writer(sys.stderr)
 
     def say(words: str) -> None:
         err(f"canal-mpi: {words}\n" if words else "")
 
-    limit = None if request.max_time is None else request.max_time + SAVE_TIME
-    ended = Supervisor(command, limit, say)
+    ended = Supervisor(command, None if max_time is None else max_time + SAVE_TIME, say)
     ended.run(out, err)
-    code, words = judge(request, ended)
+    hint = f" To resume: {resume}" if resume else ""
+    code, words = judge(ended, command, folder, hint)
     if words.startswith("mpirun ended"):
         err("".join(ended.lines))
     say(words)
     return code
 
 
-def judge(request: LaunchRequest, ended: Supervisor) -> tuple[int, str]:
+def judge(ended: Supervisor, command: Command, folder: Path | None, hint: str) -> tuple[int, str]:
     """The exit code of a job that ended, and what is said about it beside what its ranks said."""
     code = ProtocolError.code if ended.hung else RankFailed.code
     code = ended.code if ended.code in OUR_CODES else code
     if ended.timed_out:
         words = f"the ranks did not stop within {SAVE_TIME:.0f} s after --max-time was over and "
-        words += f"were killed; what was saved before is safe.{request.hint}"
+        words += f"were killed; what was saved before is safe.{hint}"
         return ProtocolError.code, words
     if code == 0:
-        status = DONE[0] if request.folder is None else _status(request, request.folder)
-        words = f"mpirun ended without an error, but {request.folder}/run.h5 is {status}, not "
-        words += f"finished: a rank or a host was lost.{request.hint}"
+        status = DONE[0] if folder is None else _status(command, folder)
+        words = f"mpirun ended without an error, but {folder}/run.h5 is {status}, not "
+        words += f"finished: a rank or a host was lost.{hint}"
         return (0, "") if status in DONE else (RankFailed.code, words)
     if code == Stopped.code:
-        return code, request.hint.strip() if request.hosts else ""
+        return code, hint.strip() if command.hosts else ""
     if ended.stop_signal:
-        words = f"interrupted ({ended.stop_signal}); what was saved is safe.{request.hint}"
+        words = f"interrupted ({ended.stop_signal}); what was saved is safe.{hint}"
         return code if code == ended.code else INTERRUPTED, "" if ended.rank_spoke else words
     if ended.rank_spoke and not ended.hopeless:
         return code, ""
     number = f"signal {-ended.code}" if ended.code < 0 else f"code {ended.code}"
-    return code, ended.explanation() or f"mpirun ended with {number}.{request.hint}"
+    return code, ended.explanation() or f"mpirun ended with {number}.{hint}"
 
 
 def writer(out: TextIO) -> Say:
@@ -284,13 +257,13 @@ def writer(out: TextIO) -> Say:
     return write
 
 
-def _status(request: LaunchRequest, folder: Path) -> str:
+def _status(command: Command, folder: Path) -> str:
     """What run.h5 says, as mpirun also ends with 0 when it has lost a host; on rank 0's disk."""
     here = status_of(folder)
-    if here in DONE or not request.hosts or is_here(request.hosts[0].name):
+    if here in DONE or not command.hosts or is_here(command.hosts[0]):
         return here
-    words, first = ["status", str(folder)], [Host(request.hosts[0].name)]
-    there = build_command(1, words, first, request.network, program_=ASK)
+    words, first = ["status", str(folder)], [Host(command.hosts[0])]
+    there = build_command(1, words, first, command.network, program_=ASK)
     return str(ask_program(there, REMOTE_TIME)[0].get("status", "out of reach"))
 
 
@@ -327,10 +300,8 @@ def ask_hosts(hosts: Iterable[str], programs: Sequence[str]) -> str:
 
 
 def _ask(host: str, programs: Sequence[str]) -> str:
-    set_by = [os.environ.get(name) for name in SSH_VARIABLES]
-    ssh = next(filter(None, set_by), "ssh")
-    question = f"{shlex.join(['ls', *programs])}; {SURVEY}"
-    command = [*shlex.split(ssh), *SSH_OPTIONS, host, question]
+    ssh = next(filter(None, map(os.environ.get, SSH_VARIABLES)), "ssh")
+    command = [*shlex.split(ssh), *SSH_OPTIONS, host, shlex.join(["ls", *programs])]
     try:
         done = subprocess.run(
             command,
@@ -348,26 +319,4 @@ def _ask(host: str, programs: Sequence[str]) -> str:
         words = next(words for sign, words in SSH_TROUBLES.items() if sign in done.stderr)
         return words.format(host=host, reason=reason)
     missing = [program for program in programs if program not in done.stdout.splitlines()]
-    return f"{host} has no {missing[0]}: {_remedy(done.stdout)}" if missing else ""
-
-
-def _remedy(told: str) -> str:
-    """How to install canal-mpi on a host that has told what it is."""
-    machine, *numbers = found.groups() if (found := SURVEYED.search(told)) else ("", 9, 9, 9, 9)
-    libc_major, libc_minor, major, minor = map(int, numbers)
-    if (libc_major, libc_minor) < OLDEST_LIBC:
-        return (
-            f"its glibc {libc_major}.{libc_minor} is older than the 2.28 that wheels of MPI need; "
-            "use a container with Debian 12 there, or build MPI"
-        )
-    if (major, minor) < OLDEST_PYTHON:
-        return (
-            f"its Python is {major}.{minor}, and canal-mpi needs 3.11; get one by "
-            "`uv venv --python 3.11`, or a container, then install canal-mpi at the same path"
-        )
-    if machine and machine != platform.machine():
-        return (
-            f"it is {machine}, and this machine {platform.machine()}; install canal-mpi there by "
-            "pip, at the same path: wheels of one don't run on the other"
-        )
-    return "install canal-mpi with the same MPI at the same path on every host"
+    return f"{host} has no {missing[0]}: {INSTALL_THERE}" if missing else ""
