@@ -82,7 +82,7 @@ def logging(game, steps=20_000, repeats=7):
     """What it costs to write down a step: counting it, rows of /train and /episodes, HDF5."""
     found = []
     with tempfile.TemporaryDirectory() as folder:
-        info = RunInfo("bench", 1, "", [game], [[game]], [], {})
+        info = RunInfo("bench", 1, "", [game], 0, [[game]], [], {})
         for _ in range(repeats):
             sink, store = Rows(), Store(Path(folder) / "r", info)
             record = Recorder(sink, lambda progress: None, 0, 134)

@@ -39,6 +39,7 @@ def train(
     out: PathLike | None = None,
     name: str | None = None,
     force: bool = False,
+    agent: int | None = None,
     resume: PathLike | None = None,
     env_servers: int = 0,
     quiet: bool = False,
@@ -55,7 +56,7 @@ def train(
         word = min(unknown)
         hint = suggestion(word, FLAG_KEYS) or "; settings={'section.key': value} reaches every one."
         raise UsageError(f"train() knows no '{word}'{hint}")
-    given = {"job": job, "out": out, "name": name, "force": force or None}
+    given = {"job": job, "out": out, "name": name, "force": force or None, "agent": agent}
     if resume and (odd := [key for key, value in given.items() if value is not None]):
         raise UsageError(f"resume takes everything from the run: leave out {odd[0]}.")
     request = Request(
@@ -64,8 +65,9 @@ def train(
         out=_text(out),
         name=name,
         force=force,
+        agent=agent,
         env_servers=env_servers,
-        quiet=quiet,
+        verbosity=-1 if quiet else 0,
         resume=_text(resume),
     )
     folder = _run(partial(train_rank, request))

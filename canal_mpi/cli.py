@@ -20,8 +20,17 @@ from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
-AS_TYPED = ("job_file", "out", "name", "force", "resume", "max_time", "ft")  # into a Request
-NOT_WITH_RESUME = ("job_file", "out", "name", "force", "emulate")
+AS_TYPED = (
+    "job_file",
+    "out",
+    "name",
+    "force",
+    "agent",
+    "resume",
+    "max_time",
+    "ft",
+)  # into a Request
+NOT_WITH_RESUME = ("job_file", "out", "name", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
     "Look": ("watch", "ls", "report", "inspect", "export", "topology"),
@@ -99,13 +108,17 @@ def cli() -> None:
 @commands.job_options
 @click.option("--out", metavar="DIR", help="Where the run goes; must not hold a run yet.")
 @click.option("--name", help="Name of the run, under runs/; default: job and time.")
-@click.option("--force", is_flag=True, help="Replace a run.")
+@click.option(
+    "--force", is_flag=True, help="Replace a run; with --resume: go on with fewer agents."
+)
+@click.option("--agent", type=click.IntRange(0, 4095), help="Without mpirun: be agent K.")
 @click.option("--resume", metavar="RUN", help="Resume a run that stopped early.")
 @commands.max_time
 @click.option("--ft", is_flag=True, help="Continue without ranks that die (mpirun --with-ft ulfm).")
 @click.option("--env-server", is_flag=True, help="The last rank runs all environments, no agent.")
 @click.option("--env-servers", type=int, metavar="N", help="The last N ranks do.")
 @click.option("--emulate", metavar="FILE", help="Play the hosts of a hostfile, slow ones slowly.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, also in the logs.")
 @click.option("-q", "--quiet", is_flag=True, help="Say nothing but errors.")
 @click.pass_context
 def train(ctx: click.Context, /, **options: Any) -> None:
@@ -136,7 +149,7 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     request = Request(
         flags=flags,
         env_servers=servers,
-        quiet=options["quiet"],
+        verbosity=-1 if options["quiet"] else int(options["verbose"]),
         **{name: options[name] for name in AS_TYPED},
     )
     ctx.exit(train(request))

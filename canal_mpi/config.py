@@ -33,8 +33,8 @@ EXAMPLE = 'hosts.PATTERN.SETTING, as in [hosts."nano-*"] with threads = 4'
 LONGEST_JOB = 1 << 20  # bytes of a job file
 MOST_DOTS = 1000  # in one of its lines: keys of so many parts take minutes to parse
 GONE = {  # settings that saved jobs may still have
-    *("learn.dueling", "learn.max_grad_norm", "learn.per_task_input", "share.lessons_tag"),
-    *("share.relay", "task.random_action"),
+    *("learn.dueling", "learn.max_grad_norm", "learn.per_task_input", "share.relay"),
+    "task.random_action",
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 

@@ -189,11 +189,11 @@ def close_log() -> None:
     logger.handlers = [logging.NullHandler()]
 
 
-def log_to_file(path: Path) -> None:
+def log_to_file(path: Path, verbose: bool) -> None:
     """Send this process's log to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     close_log()
     logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)

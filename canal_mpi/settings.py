@@ -11,6 +11,7 @@ from canal_mpi.topology import graphs
 
 CLOCKS = ("rounds", "free")
 PACKS = ("auto", "always", "never")
+TAGS = ("", "best", "latest")
 TRACKERS = ("prometheus", "tensorboard", "wandb")
 
 
@@ -168,6 +169,9 @@ class ShareConfig:
     pack: str = setting("auto", "compress lessons; auto: only between hosts", names=PACKS)
     timeout: float = setting(60.0, "free clock: seconds to wait for a lesson", 0.1, 1e6)
     lessons: str = setting("", "folder of an earlier run whose lessons are offered too")
+    lessons_tag: str = setting(
+        "", "networks of these lessons: as offered then, or best or latest", names=TAGS
+    )
     max_message_mb: int = setting(1024, "largest lesson that is accepted, in MB", 1)
     cache_mb: int = setting(1024, "lessons that an agent keeps for others, in MB", 1)
 

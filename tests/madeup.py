@@ -30,6 +30,7 @@ def write_run(
     steps: int = 1000,
     lesson_steps: int = 200,
     max_steps: int = 3000,
+    first: int = 0,
 ) -> Path:
     """A run of agents that rotate through the tasks; `rounds` of them are over."""
     orders = [[*tasks[k % len(tasks) :], *tasks[: k % len(tasks)]] for k in range(agents)]
@@ -43,22 +44,22 @@ def write_run(
     flags |= {} if share else {"share.policy": "none"}
     job = to_toml(resolve(flags, environ={}))
     edges = [(a, b) for a in range(agents) for b in range(agents) if a != b and share]
-    info = RunInfo("20260101-000000", seed, job, tasks, orders, edges, {"numpy": "2.4"})
+    info = RunInfo("20260101-000000", seed, job, tasks, first, orders, edges, {"numpy": "2.4"})
     store, rows = Store(folder / "run.h5", info), Rows()
     done = len(tasks) if rounds is None else rounds
     learnt: dict[str, int] = {}
     for agent in range(agents):
-        _agent_row(rows, agent)
-        _evaluated(rows, agent, 0, tasks, score)
+        _agent_row(rows, first + agent)
+        _evaluated(rows, first + agent, 0, tasks, score)
     for round_ in range(1, done + 1):
         before = dict(learnt)
         for agent in range(agents):
             task = orders[agent][round_ - 1]
             donor = before.get(task, -1) if share else -1
             played = steps if donor < 0 else lesson_steps
-            _round(rows, agent, round_, task, donor, score, played)
-            _evaluated(rows, agent, round_, tasks, score)
-            learnt.setdefault(task, agent)
+            _round(rows, first + agent, round_, task, donor, score, played)
+            _evaluated(rows, first + agent, round_, tasks, score)
+            learnt.setdefault(task, first + agent)
     store.append(rows.take(), 0)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "job.toml").write_text(job)

@@ -15,7 +15,7 @@ from canal_mpi.results.checkpoint import Checkpoints, Mark, folder_of, marks, su
 from canal_mpi.results.files import read_arrays
 from canal_mpi.settings import CheckpointConfig
 
-ABOUT = {"agent": 3, "run_id": "x", "agents": 5, "job": "seed = 1"}
+ABOUT = {"agent": 3, "run_id": "x", "agents": 5, "first_agent": 0, "job": "seed = 1"}
 
 
 def saver(folder: Path, every: int = 10, seconds: float = 0.0, **options: Any) -> Checkpoints:

@@ -204,7 +204,8 @@ def test_a_job_that_is_not_toml_is_one_line(
 def test_clicks_own_mistakes_have_the_same_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for arguments in (["--no-such"], ["train", "--env-servers", "x"], ["no-such"]):
+    huge = ["train", "--agent", "99999999999"]
+    for arguments in (["--no-such"], ["train", "--agent", "x"], ["no-such"], huge):
         code, err = fails(capsys, monkeypatch, *arguments)
         assert code == 2
         assert "Error" in err
@@ -213,7 +214,7 @@ def test_clicks_own_mistakes_have_the_same_exit_code(
 def test_what_a_resumed_run_would_ignore_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ignored = (["--job", "quick"], ["--out", "x"], ["--name", "x"], ["--force"])
+    ignored = (["--job", "quick"], ["--out", "x"], ["--name", "x"], ["--agent", "0"])
     for option in (*ignored, ["--emulate", "x"]):
         code, err = fails(capsys, monkeypatch, "train", "--resume", "run", *option)
         assert (code, err.count("\n")) == (2, 1)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from canal_mpi.games import TEN_GAMES
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import Launcher
 from canal_mpi.rank import display
-from canal_mpi.rank.display import Display, next_steps
-from canal_mpi.rank.plan import Device, Plan, Workload
+from canal_mpi.rank.display import Display, greeting, next_steps, round_words
+from canal_mpi.rank.plan import Device, Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Mark
 from canal_mpi.results.progress import duration, progress_lines
@@ -35,7 +36,7 @@ def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def view(
-    folder: Path, agents: int = 2, quiet: bool = False, cap: int = 3000, exchange: str = "rounds"
+    folder: Path, agents: int = 2, verbosity: int = 0, cap: int = 3000, exchange: str = "rounds"
 ) -> Display:
     world = World(None)
     world.agents, world.heartbeat.timeout = agents, 300.0
@@ -44,8 +45,8 @@ def view(
     world.devices = [Device(f"host-{agent}") for agent in range(agents)]
     flags = {"train.steps": 1000, "evaluation.max_steps": cap, "tasks": ["Krull", "CartPole-v1"]}
     job = config.resolve(flags | {"share.exchange": exchange}, environ={})
-    plan = Plan(job, folder, "x", [list(job.tasks)] * agents, [])
-    return Display(world, plan, filled(folder), quiet)
+    plan = Plan(job, folder, "x", 0, [list(job.tasks)] * agents, [])
+    return Display(world, plan, filled(folder), verbosity)
 
 
 def store(folder: Path) -> Store:
@@ -55,6 +56,7 @@ def store(folder: Path) -> Store:
         seed=1,
         job="",
         tasks=order,
+        first_agent=0,
         orders=[order, order[::-1]],
         edges=[],
         versions={},
@@ -225,8 +227,8 @@ def test_the_workload_tells_what_is_done_and_how_long_it_takes(tmp_path: Path) -
     job = config.resolve({}, "quick", environ={})
     orders = [list(TEN_GAMES[k:] + TEN_GAMES[:k]) for k in range(5)]
     edges = [(a, b) for a in range(5) for b in range(5) if a != b]
-    work = Workload(Plan(job, tmp_path, "x", orders, edges))
-    alone = Workload(Plan(job, tmp_path, "x", orders, []))
+    work = Workload(Plan(job, tmp_path, "x", 0, orders, edges))
+    alone = Workload(Plan(job, tmp_path, "x", 0, orders, []))
     assert 100 < work.seconds(2, [1.0] * 5) < 240 < alone.seconds(2, [1.0] * 5)
     assert work.done([Progress() for _ in range(5)]) == 0
     half = [Progress("training", 1, "Krull", -1, 500, 1000) for _ in range(5)]
@@ -234,12 +236,35 @@ def test_the_workload_tells_what_is_done_and_how_long_it_takes(tmp_path: Path) -
     assert work.done([Progress("evaluating", 10, step=20, steps=20)] * 5) == pytest.approx(1)
 
 
-def test_the_time_from_pixels_grows_with_its_updates(tmp_path: Path) -> None:
+def test_a_run_without_a_job_says_at_the_start_how_long_it_will_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, job = World(Launcher("mpirun", 0, 5)), config.resolve({}, environ={})
+    world.size = world.agents = 5
+    world.devices, world.host_info = [Device("a")] * 5, [{"host": "a", "cores": "2"}] * 5
+    orders, edges = [list(TEN_GAMES)] * 5, [(a, b) for a in range(5) for b in range(5) if a != b]
+    told = []
+    for speed in (1.0, 0.1):
+        monkeypatch.setattr(display, "core_speed", lambda speed=speed: speed)
+        (line,) = greeting(world, Plan(job, tmp_path, "x", 0, orders, edges), 27 << 20, 0, 0)
+        found = re.search(r"estimated time about ([0-9]+) (min|h)", line)
+        assert found, line
+        told.append(int(found[1]) * {"min": 1, "h": 60}[found[2]])
+    assert 2 <= told[0] <= 60 and told[1] > 5 * told[0]
+    assert 0.01 < core_speed() < 100
+    job = replace(job, tasks=("Krull", "Pong"), train=replace(job.train, win_return=("Pong=18",)))
+    _, line = greeting(world, Plan(job, tmp_path, "x", 0, orders, edges), 0, 0, 0)
+    assert line == "Tasks end early at a mean return of Pong=18; none is known for Krull"
+
+
+def test_the_time_from_pixels_is_estimated_too_and_grows_with_its_updates(tmp_path: Path) -> None:
     found = []
-    for flags in ({}, {"learn.batch_size": 64}):
+    for flags in ({}, {"learn.batch_size": 64}, {"learn.device": "cuda"}):
         job = config.resolve(flags, "pixels", environ={})
-        found.append(Workload(Plan(job, tmp_path, "x", [["Pong"]], [])).seconds(1, [1.0]) / 60)
-    assert 9 < found[0] < 18 and 1.7 < found[1] / found[0] < 2
+        work = Workload(Plan(job, tmp_path, "x", 0, [["Pong"]], []))
+        found.append((work.known, work.seconds(1, [1.0]) / 60))
+    assert [known for known, _ in found] == [True, True, False]
+    assert 9 < found[0][1] < 18 and 1.7 < found[1][1] / found[0][1] < 2
 
 
 def test_without_a_terminal_there_is_a_line_now_and_then(
@@ -253,12 +278,17 @@ def test_without_a_terminal_there_is_a_line_now_and_then(
     shown.refresh()
     out = capsys.readouterr().out
     assert out.count("\n") == 1
-    assert "round 0/2 · 2 % done · time left: not known yet" in out
+    assert "round 0/2 · 0: Krull 400/1000 · 1: starting" in out
+    assert "left" in out
     assert "\x1b" not in out
 
 
+def test_many_agents_still_fit_on_a_line(tmp_path: Path) -> None:
+    assert "and 12 more" in view(tmp_path, agents=20)._summary()
+
+
 def test_quiet_says_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quiet = view(tmp_path, quiet=True)
+    quiet = view(tmp_path, verbosity=-1)
     quiet.say("hello")
     quiet.summarise(0.0)
     assert capsys.readouterr().out == ""
@@ -323,9 +353,22 @@ def test_the_end_of_a_round_tells_of_lessons_and_refusals(
     shown.round_done(2)
     out = capsys.readouterr().out
     assert "agent 1 refused a lesson of agent 0: message fails its checksum" in out
-    assert "round 2/2: 2 agents learnt from 1 lesson, 2.0 MB" in out
+    assert "round 2/2: 2 agents learnt from 1 lesson, 2.0 MB packed from 8.0 MB" in out
     event = json.loads((tmp_path / "events.jsonl").read_text())
     assert (event["event"], event["round"], event["played"], event["lessons"]) == ("round", 2, 0, 1)
+
+
+def test_a_round_is_told_in_words_that_make_sense() -> None:
+    assert round_words(0, 5, 9, 1_100_000, 13_400_000) == (
+        "5 agents learnt from 9 lessons, 1.1 MB packed from 13.4 MB"
+    )
+    assert round_words(1, 1, 1, 2_100_000, 2_000_000) == (
+        "1 agent played, 1 agent learnt from 1 lesson, 2.1 MB"
+    )
+    assert round_words(5, 0, 0, 0, 0) == "5 agents played"
+    assert round_words(6, 3, 3, 12_300, 180_000, tasks=True) == (
+        "6 played, 3 learnt from 3 lessons, 12 kB packed from 0.2 MB"
+    )
 
 
 def test_with_the_free_clock_all_tasks_that_are_done_are_counted(
@@ -333,8 +376,7 @@ def test_with_the_free_clock_all_tasks_that_are_done_are_counted(
 ) -> None:
     shown = view(tmp_path, exchange="free")
     shown.round_done(1)
-    words = "4 of 4 tasks: 2 tasks played, 2 tasks learnt from 1 lesson, 2.0 MB"
-    assert words in capsys.readouterr().out
+    assert "4 of 4 tasks: 2 played, 2 learnt from 1 lesson, 2.0 MB" in capsys.readouterr().out
 
 
 def test_scores_that_come_after_the_last_round_are_in_the_status_and_the_list(
@@ -395,7 +437,7 @@ def test_what_to_do_next_names_as_many_agents_as_the_run_had(tmp_path: Path) -> 
         world.size = world.agents = agents
         world.alive = list(range(agents))
         job = config.resolve({}, environ={})
-        plan = Plan(job, tmp_path, "x", [list(job.tasks)] * agents, edges)
+        plan = Plan(job, tmp_path, "x", 0, [list(job.tasks)] * agents, edges)
         said = next_steps(world, plan, report=True)
         assert words in said and about in said
 

@@ -153,7 +153,7 @@ def test_a_run_of_emulated_hosts_says_so_everywhere_and_slows_the_slow_ones(
     options = ("--frames", "3000", "--order", "same", "--emulate", str(mix))
     result = mpirun(3, "train", *job, *options, "--out", str(out), mpi="mpich")
     assert result.code == 0, result.err
-    assert "3 agents on 3 emulated hosts" in result.out
+    assert "3 agents on 3 emulated hosts (2 at 0.25 of full speed)" in result.out
     found = load(out)
     agents = found["agents"]
     assert list(agents["host"]) == ["xavier-1", "nano-1", "nano-2"]

@@ -45,7 +45,7 @@ def test_each_kind_of_trouble_has_its_exit_code() -> None:
 
 
 def test_a_log_on_a_full_disk_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    errors.log_to_file(Path("/dev/full"))
+    errors.log_to_file(Path("/dev/full"), verbose=False)
     errors.logger.info("nobody will read this")
     errors.close_log()
     assert capsys.readouterr() == ("", "")

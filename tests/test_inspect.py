@@ -30,7 +30,7 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments))
 
 
-ABOUT = {"agent": 0, "run_id": "x", "agents": 1, "job": "seed = 1"}
+ABOUT = {"agent": 0, "run_id": "x", "agents": 1, "first_agent": 0, "job": "seed = 1"}
 
 
 def lesson(steps: int) -> Columns:

@@ -75,14 +75,14 @@ def test_a_process_without_launcher_that_hangs_is_ended_too(out: Path) -> None:
 def test_a_start_that_fails_leaves_no_folder_but_one_that_was_there(out: Path) -> None:
     result = misbehave("MakeRaises", 2, False, "openmpi", out)
     words = "task 'misbehaving:MakeRaises-v0' can't be made: ZeroDivisionError: on purpose "
-    words += "(misbehaving.py, line 21)."
+    words += "(misbehaving.py, line 21); -v shows the traceback."
     assert result.complaints == [f"canal-mpi: {words}"] and result.code == 70, result.err
     assert not out.exists()
 
     out.mkdir()
     train = ["canal-mpi", "train", *JOB, "--tasks", "misbehaving:StepRaises-v0"]
-    result = run([*train, "--out", str(out)], MAKE_RAISES="1")
-    assert result.code == 70 and list(out.iterdir()) == []
+    result = run([*train, "--out", str(out), "-v"], MAKE_RAISES="1")
+    assert result.code == 70 and "Traceback" in result.err and list(out.iterdir()) == []
 
     assert run([*train, "--out", str(out), "-q"]).code == 70  # in a step: it can be resumed
     before = sorted(out.rglob("*.h5"))

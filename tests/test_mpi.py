@@ -119,15 +119,15 @@ def test_without_sharing_an_agent_has_the_bits_it_has_alone(tmp_path: Path) -> N
     together, alone = tmp_path / "together", tmp_path / "alone"
     result = mpirun(3, "train", *SMOKE, "--share", "none", "--out", str(together))
     assert result.code == 0, result.err
-    result = run(["canal-mpi", "train", *SMOKE, "--out", str(alone)])
+    result = run(["canal-mpi", "train", *SMOKE, "--agent", "2", "--out", str(alone)])
     assert result.code == 0, result.err
     assert "mpirun -np 5 canal-mpi train" in result.out
-    file = "checkpoints/agent-0/learner.h5"
+    file = "checkpoints/agent-2/learner.h5"
     assert differences(columns(together / file), columns(alone / file)) == []
     both = [columns(folder / "run.h5") for folder in (together, alone)]
     for name in ("episodes/return", "train/loss", "tasks/score"):
         table = name.partition("/")[0]
-        mine = both[0][name][both[0][f"{table}/agent"] == 0]
+        mine = both[0][name][both[0][f"{table}/agent"] == 2]
         assert mine.tobytes() == both[1][name].tobytes()
 
 
@@ -267,6 +267,7 @@ def test_a_waiting_rank_uses_almost_no_cpu(mpi: str, out: Path) -> None:
 
 REFUSALS = [  # those that one process can make are in tests/test_cli.py
     (["--tasks", "RoadRuner"], "unknown task 'RoadRuner'; did you mean 'RoadRunner'?"),
+    (["--agent", "1"], "--agent 1 is for one rank"),
     (["--topology", "star_graph"], "found 4 nodes; expected 3, one per agent"),
     (["--resume", ""], "--resume can't be empty"),
     (["--set", "share.policy=sys:maxsize"], "expected a function or class, not 92233"),
@@ -406,7 +407,7 @@ def test_five_agents_share_ten_real_games(out: Path) -> None:
     )
     assert result.code == 0, result.err
     check_time_line(result.out)
-    assert "5 agents learnt from" in result.out
+    assert "5 agents learnt from" in result.out and "estimated time" in result.out
     assert list(out.glob("checkpoints/*/round-*")) == [], "a finished run keeps no checkpoints"
     assert sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) < 10e6
     with h5py.File(out / "run.h5") as file:

@@ -639,8 +639,8 @@ def test_lessons_are_packed_always_never_or_between_hosts() -> None:
 def _two_agents(**settings: Any) -> tuple[World, Plan]:
     """A world of two agents that hear each other, and their plan."""
     edges, heartbeat = [(0, 1), (1, 0)], SimpleNamespace(idle=None)
-    plan = Plan(small_job(**settings), Path(), "", [[RIGHT], [RIGHT]], edges)
-    world = SimpleNamespace(agents_comm=object(), agents=2, rank=0, heartbeat=heartbeat, ft=False)
+    plan = Plan(small_job(**settings), Path(), "", 0, [[RIGHT], [RIGHT]], edges)
+    world = SimpleNamespace(agents_comm=object(), agents=2, agent=0, heartbeat=heartbeat, ft=False)
     world.hosts = ["a", "a"]
     return cast(World, world), plan
 

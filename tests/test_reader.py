@@ -39,6 +39,10 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert load(run.folder / "run.h5").name == "a"
 
 
+def test_a_lone_agent_keeps_its_number(tmp_path: Path) -> None:
+    assert load(write_run(tmp_path / "a", agents=1, first=3)).agents == [3]
+
+
 def test_a_table_is_a_frame_of_pandas(tmp_path: Path) -> None:
     pytest.importorskip("pandas", reason="pandas is not installed (extra: look)")
     frame = load(write_run(tmp_path / "a")).frame("tasks")

@@ -47,7 +47,7 @@ RUN = Path("runs/x")
 
 def report(*files: tuple[int, int, int], agents: int = 2, run_id: str = "a") -> dict[str, Any]:
     """What one host says: (agent, round, save) of its checkpoints."""
-    found = [Found(agent, Mark(*mark), run_id, agents, TEXT) for agent, *mark in files]
+    found = [Found(agent, Mark(*mark), run_id, agents, 0, TEXT) for agent, *mark in files]
     return {"files": [asdict(one) for one in found], "damaged": []}
 
 
@@ -94,7 +94,7 @@ def test_a_folder_without_a_run_is_refused() -> None:
         chosen({}, hosts=["a"])
 
 
-POINT = ResumePoint("a", TEXT, 2, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1: 0})
+POINT = ResumePoint("a", TEXT, 2, 0, 1, {0: Mark(1, 1), 1: Mark(1, 1)}, {0: 0, 1: 0})
 
 
 def planned(**flags: Any) -> Any:
@@ -123,21 +123,22 @@ def test_a_changed_job_is_refused_with_the_difference() -> None:
         assert words in str(error.value)
 
 
-def gone(ranks: int, dead: int = 0) -> list[int]:
+def gone(ranks: int, dead: int = 0, force: bool = False) -> list[int]:
     """The agents of a run of three that have no rank in a world of so many."""
     deaths = [{"event": "death", "agent": agent, "phase": "training"} for agent in range(dead)]
     told = report((0, 1, 1), agents=3) | {"gone": gone_agents(deaths)}
-    _, found = who_is_gone({0: told}, Request(resume="runs/x"), ranks)
+    _, found = who_is_gone({0: told}, Request(resume="runs/x", force=force), ranks)
     return [fault["agent"] for fault in found]
 
 
-def test_only_the_dead_may_stay_out() -> None:
+def test_the_dead_leave_first_and_the_living_only_when_told_to() -> None:
     assert gone(3) == gone(3, dead=1) == []
     assert gone(2, dead=1) == [0] and gone(1, dead=2) == [0, 1]
+    assert gone(2, force=True) == [2] and gone(1, dead=1, force=True) == [2, 0]
     for ranks, dead, words in (
-        (2, 0, "mpirun -np 3 canal-mpi train --resume runs/x"),
+        (2, 0, "mpirun -np 3 canal-mpi train --resume runs/x; with --force the last agents leave"),
         (1, 1, "a run of 3 agents, of which 1 died; this world has 1"),
-        (4, 0, "a new run can use --lessons runs/x"),
+        (4, 0, "new agents would be rounds behind, but a new run can use --lessons runs/x"),
     ):
         with pytest.raises(RanksDiffer, match=words):
             gone(ranks, dead)
@@ -305,6 +306,32 @@ def test_a_run_killed_before_it_wrote_results_begins_again(out: Path, whole: Pat
     goes_on_to_the_same_end(out, whole, "openmpi")
 
 
+@pytest.mark.slow
+@pytest.mark.mpi
+def test_agents_may_leave_a_run_and_what_they_learnt_is_kept(mpi: str, out: Path) -> None:
+    job = begin(out, mpi)
+    job.send_signal(signal.SIGUSR1)
+    assert "everything is saved" in end(job)
+    learnt = len(tasks_of(out, 2))
+    refused = mpirun(2, "train", "--resume", str(out), mpi=mpi)
+    assert refused.code == 78 and "--force the last agents leave" in refused.complaints[0]
+    result = mpirun(2, "train", "--resume", str(out), "--force", mpi=mpi, timeout=300)
+    assert result.code == 0, result.err
+    assert [len(tasks_of(out, agent)) for agent in (0, 1, 2)] == [3, 3, learnt]
+    with h5py.File(out / "run.h5") as file:
+        assert file.attrs["status"] == "degraded"
+        assert file["faults/agent"][()].tolist() == [2]
+        assert file["faults/phase"][()].tolist() == [b"left out"]
+    assert run(["canal-mpi", "inspect", "--verify", str(out)]).code == 0
+
+
+def tasks_of(out: Path, agent: int) -> list[int]:
+    with h5py.File(out / "run.h5") as file:
+        tasks = file["tasks"]
+        found: list[int] = tasks["round"][()][tasks["agent"][()] == agent].tolist()
+    return found
+
+
 @pytest.mark.mpi
 def test_a_closed_terminal_stops_one_agent_alone_politely(out: Path) -> None:
     leader, follower = os.openpty()
@@ -388,10 +415,10 @@ def test_a_finished_run_keeps_no_checkpoints_and_says_so(out: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.mpi
 def test_one_agent_alone_stops_at_ctrl_c_and_goes_on(out: Path, tmp_path: Path) -> None:
-    at_once, command = tmp_path / "at_once", ["canal-mpi", "train", *LONG]
+    at_once, command = tmp_path / "at_once", ["canal-mpi", "train", *LONG, "--agent", "2"]
     assert run([*command, "--out", str(at_once)]).code == 0
     job = start([*command, "--out", str(out)])
-    wait_until(lambda: saved(out, pattern="agent-0/round-0002*"), job)
+    wait_until(lambda: saved(out, pattern="agent-2/round-0002*"), job)
     job.send_signal(signal.SIGINT)
     err = end(job)
     assert job.returncode == 75, err

@@ -101,6 +101,24 @@ def test_a_run_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         train(tmp_path / "third", init=str(tmp_path / "nowhere"))
 
 
+def test_lessons_of_a_run_carry_the_network_of_a_tag(out: Path, tmp_path: Path) -> None:
+    run = train(out, steps=1500, settings=FORGETS)
+    found = {}
+    for tag in ("best", "latest"):
+        taken = {"share.lessons": str(out), "share.lessons_tag": tag, "reuse.mode": "adopt"}
+        settings = FORGETS | taken | {"reuse.pretrain_updates": 0}
+        student = train(tmp_path / tag, tasks=TASKS[:1], settings=settings)
+        assert student["tasks"]["source"].tolist() == ["lesson"]
+        weights = []
+        for policy in (student.policy(trust=True), run.policy(trust=True, tag=tag)):
+            policy.set_task(TASKS[0])
+            weights.append(policy.learner.get_weights())
+        assert all(np.array_equal(weights[0][part], weights[1][part]) for part in weights[1])
+        found[tag] = weights[0]
+    best, latest = found["best"], found["latest"]
+    assert not all(np.array_equal(best[part], latest[part]) for part in best)
+
+
 def test_the_best_networks_are_those_of_right_after_the_tasks(out: Path) -> None:
     run = train(out, steps=1500, settings=FORGETS)
     first = run.score[0, 1, 0].mean(), run.score[0, 2, 0].mean()  # the first task, then and now

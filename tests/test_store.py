@@ -27,13 +27,14 @@ from canal_mpi.results.store import (
 TASKS = ("Krull", "Älien")
 
 
-def info(orders: tuple[tuple[str, ...], ...] = (TASKS, TASKS[::-1])) -> RunInfo:
+def info(orders: tuple[tuple[str, ...], ...] = (TASKS, TASKS[::-1]), first: int = 0) -> RunInfo:
     edges = [(0, 1)] if len(orders) > 1 else []
     return RunInfo(
         run_id="20260101-000000",
         seed=7,
         job='name = "é"',
         tasks=TASKS,
+        first_agent=first,
         orders=orders,
         edges=edges,
         versions={"numpy": "2"},
@@ -204,6 +205,14 @@ def test_the_evaluation_is_an_array_of_episodes(tmp_path: Path) -> None:
     assert score[0, 1, 0].tolist() == [1.0, 2.0]
     assert score[1, 2, 1, 0] == 5.0
     assert np.isnan(score).sum() == score.size - 3
+
+
+def test_a_lone_agent_with_a_number_of_its_own_can_be_written(tmp_path: Path) -> None:
+    kept = store(tmp_path, orders=(TASKS,), first=3)
+    kept.append(evaluated(3, 1, "Krull", [1.0]), 3)
+    kept.write("running")
+    with h5py.File(tmp_path / "run.h5", "r") as file:
+        assert np.nanmax(file["evaluation/score"][()]) == 1.0
 
 
 def bad_columns() -> dict[str, Columns]:

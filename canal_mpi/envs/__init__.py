@@ -175,7 +175,8 @@ def make_game(task: str, config: TaskConfig, seed: np.random.SeedSequence) -> Ga
     except (CanalError, MemoryError):
         raise
     except Exception as error:
-        raise RankFailed(f"task '{task}' can't be made: {described(error)}.") from error
+        words = f"{described(error)}; -v shows the traceback."
+        raise RankFailed(f"task '{task}' can't be made: {words}") from error
 
 
 def common_spaces(tasks: Sequence[str], config: TaskConfig) -> Spaces:

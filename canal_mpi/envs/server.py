@@ -242,7 +242,7 @@ def work() -> None:
     die_with_the_parent()
     with Connection(int(sys.argv[1])) as pipe, suppress(EOFError, ConnectionError):
         job, log_file = config.from_toml(pipe.recv_bytes().decode()), pipe.recv_bytes().decode()
-        log_to_file(Path(log_file))
+        log_to_file(Path(log_file), verbose=False)
         envs, throttle = WorkerEnvs(job), Throttle(float(sys.argv[2]))
         pipe.send_bytes(b"ready")
         with suppress(EOFError):

@@ -96,7 +96,7 @@ def save(folder: Path, kind: str, points: Sequence[Point]) -> None:
 def check_points(folder: Path, points: Sequence[Point]) -> None:
     """Refuse points that could not start, and a folder that has runs of other jobs."""
     for point in points:
-        plan_of(point.job, folder, "", ["here"] * point.agents)
+        plan_of(point.job, folder, "", 0, ["here"] * point.agents)
         check_same_job(folder / point.name, point)
 
 

@@ -272,6 +272,6 @@ def pace(runner: Runner) -> float:
 def guess(point: Point) -> float:
     """About so many seconds, before anything is known."""
     hosts = ["here"] * point.agents
-    plan = plan_of(point.job, Path(), "", hosts)
+    plan = plan_of(point.job, Path(), "", 0, hosts)
     speeds = [device.speed for device in devices(point.job, hosts)]
     return Workload(plan).seconds(point.ranks if point.hostfile else cores(), speeds)

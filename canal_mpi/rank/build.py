@@ -19,7 +19,7 @@ from canal_mpi.config import on_host
 from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.envs.client import LIMIT, Channel, RemoteMaker
 from canal_mpi.envs.server import EnvServer, ServerChannel
-from canal_mpi.errors import DamagedData, UsageError, lookup
+from canal_mpi.errors import CanalError, DamagedData, UsageError, lookup
 from canal_mpi.interfaces import (
     Array,
     Beat,
@@ -37,14 +37,15 @@ from canal_mpi.interfaces import (
 )
 from canal_mpi.learn import ALGORITHMS
 from canal_mpi.membuf.buffer import Buffer
+from canal_mpi.membuf.lesson import Lesson, pack, unpack
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay, Sampler
 from canal_mpi.membuf.selection import POLICIES, play_embedding
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
-from canal_mpi.results.files import read_finite
+from canal_mpi.results.files import read_arrays, read_finite
 from canal_mpi.settings import Job
-from canal_mpi.state import random_stream, seed_integer, while_compiling
+from canal_mpi.state import random_stream, seed_integer, strip_prefix, while_compiling
 from canal_mpi.topology import Tag
 from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_offers, unpack_offers
 
@@ -181,13 +182,13 @@ def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
     """Connects this agent, over MPI where there is somebody to share with; what makes its link."""
     share, comm = plan.job.share, world.agents_comm
     if comm is None or world.agents < 2 or not (plan.edges or share.lessons):
-        return partial(alone, agent=world.rank)
+        return partial(alone, agent=world.agent)
     from canal_mpi.topology.transport import MpiTransport
 
     config = ExchangeConfig(share.free, share.timeout, share.cache_mb << 20, plan.job.tasks)
     limit, idle = (share.max_message_mb << 20) + HEADS, world.heartbeat.idle
     transport = MpiTransport(comm, idle, limit)
-    return partial(Exchange, world.rank, set(plan.edges), transport, config)
+    return partial(Exchange, world.agent, set(plan.edges), transport, config)
 
 
 def should_compress(world: World, plan: Plan) -> bool:
@@ -206,15 +207,37 @@ def offer_earlier_lessons(world: World, plan: Plan, link: Exchange, agent: Agent
     if world.is_root:
         limit, spaces = share.max_message_mb << 20, agent.replay.spaces
         found = earlier_lessons(share.lessons, job.tasks, spaces, limit)
-    rng = random_stream(job.seed, world.rank, "", "lessons")
+        if share.lessons_tag:
+            found = [_with_network(job, spaces, lesson, limit) for lesson, _ in found]
+    rng = random_stream(job.seed, world.agent, "", "lessons")
     for lesson, _ in found:
         embedding = agent.sharing.embedding(lesson.rows, rng)
         mine.append(replace(lesson.offer, embedding=embedding))
         world.heartbeat.beat(world.heartbeat.mine)
     offers = unpack_offers(world.broadcast(pack_offers(mine), world.agents))
     lessons = {lesson.offer.key: data for lesson, data in found}
-    link.stock(offers, lessons, world.root)
+    holder = world.root if world.size > 1 else world.agent
+    link.stock(offers, lessons, holder)
     return len(offers)
+
+
+def _with_network(job: Job, spaces: Spaces, lesson: Lesson, limit: int) -> tuple[Lesson, bytes]:
+    """A lesson of an earlier run with the network that its donor had at the end, or its best."""
+    offer, tag = lesson.offer, job.share.lessons_tag
+    folder = Path(job.share.lessons) / "checkpoints" / f"agent-{offer.donor}"
+    try:
+        network: Columns = {}
+        if tag == "best" and (folder / "best.h5").is_file():
+            network = strip_prefix(offer.task, read_arrays(folder / "best.h5", LARGEST))
+        if not network:  # nothing was better than the newest
+            learner = make_learner(job, offer.donor, spaces, offer.task)
+            learner.load_state_dict(read_arrays(folder / "learner.h5", LARGEST))
+            learner.set_task(offer.task)
+            network = learner.get_weights()
+    except (CanalError, LookupError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--lessons {job.share.lessons}: no {tag} network: {error}") from error
+    data = pack(offer.donor, offer.round, offer.task, lesson.rows, network)
+    return unpack(data, replace(offer, bytes=len(data)), spaces, limit), data
 
 
 def env_server_of(world: World, agent: int) -> int:

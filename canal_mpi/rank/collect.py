@@ -48,7 +48,7 @@ class Collector(Rows):
 
     def save(self, kind: str, name: str, columns: Columns) -> None:
         """Write arrays to a file of this agent; run.h5 will tell its digest."""
-        agent = self.world.rank
+        agent = self.world.agent
         path = f"{kind}/agent-{agent}/{file_name(name)}.h5"
         write_arrays(self.folder / path, columns, {"agent": agent, "kind": kind, "name": name})
         self.add("files", agent=agent, path=path, sha256=digest(columns))

@@ -7,50 +7,59 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from math import isfinite, nan
+from contextlib import suppress
+from math import isfinite, isinf, nan
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 import numpy as np
-from rich import filesize
 
 from canal_mpi import __version__
 from canal_mpi.errors import StorageError, logger
-from canal_mpi.games import human_normalised
+from canal_mpi.games import human_normalised, win_return_of
 from canal_mpi.interfaces import Progress
 from canal_mpi.launcher import nobody_reads, start_command, terminal
-from canal_mpi.rank.plan import Plan, Workload
+from canal_mpi.rank.plan import Plan, Workload, core_speed
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import mean
-from canal_mpi.results.progress import coloured, progress_lines, remaining, short_path
+from canal_mpi.results.progress import (
+    coloured,
+    duration,
+    progress_lines,
+    remaining,
+    short_path,
+)
 from canal_mpi.results.store import Store, decoded
 from canal_mpi.results.summary import Took, compared, count, summary
 from canal_mpi.topology.graphs import warnings
 
 LINE_EVERY = 30.0  # seconds between two plain lines
 STATUS_EVERY = 2.0
+RATE_EVERY = 1.0
 
 
 class Display:
     """Shows the progress of all agents; `status.json` and `events.jsonl` tell programs."""
 
     def __init__(
-        self, world: World, plan: Plan, store: Store, quiet: bool, before: float = 0.0
+        self, world: World, plan: Plan, store: Store, verbosity: int, before: float = 0.0
     ) -> None:
         self.heartbeat, self.folder, self.job = world.heartbeat, plan.folder, plan.job
         self.hosts = [device.host for device in world.devices[: world.agents]]
         self.rounds, self.before = len(plan.orders[0]), before  # seconds of earlier sittings
         self.began = self.agents_done = monotonic()
-        self.store, self.quiet = store, quiet
+        self.store, self.verbosity = store, verbosity
         self.workload = Workload(plan)
         self.done_before = 0.0  # the fraction of it that was done before this start of the run
-        self._terminal = None if quiet else terminal()
+        self._terminal = terminal() if verbosity >= 0 else None
         self._drawn = 0  # lines of the table on the terminal
         self._start = self._last_line = monotonic()
+        self._last_status = 0.0
         self._rates: list[float | None] = [None for _ in self.hosts]  # steps per second
         self._counted = (self._start, [0 for _ in self.hosts])  # steps of the agents at a time
         self._mean_hns, self._note, self._writing = nan, "", 0.0
@@ -61,11 +70,15 @@ class Display:
         """Where the agents are; ranks behind them run environments."""
         return self.heartbeat.progress[: len(self.hosts)]
 
+    @property
+    def _living(self) -> list[Progress]:
+        return [p for p in self._progress if p.phase != "died"]
+
     def say(self, text: str) -> None:
         """Lines that stay."""
         if self._terminal:
             self._print(coloured(text.split("\n"), _width(self._terminal), wrap=True))
-        elif not self.quiet:
+        elif self.verbosity >= 0:
             self._print(text)
 
     def _print(self, text: str, stays: bool = True) -> None:
@@ -81,7 +94,7 @@ class Display:
             self._drawn = 0 if stays else text.count("\n") + 1
         except OSError as error:
             logger.warning("output is closed (%s): going on without it", error)
-            self.quiet, self._terminal = True, None
+            self.verbosity, self._terminal = -1, None
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def event(self, kind: str, **facts: Any) -> None:
@@ -96,35 +109,49 @@ class Display:
 
     def refresh(self) -> None:
         """Called at every heartbeat of rank 0."""
-        now, stopped = monotonic(), bool(self.heartbeat.stop_reason)
+        now = monotonic()
+        self._measure(now)
+        self._warn_of_silence()
+        status = "stopped" if self.heartbeat.stop_reason else "running"
+        if now - self._last_status >= STATUS_EVERY or status == "stopped":  # we may be killed soon
+            self._last_status = now
+            self.write_status(status)
+        if self._terminal:
+            facts = self.facts("running")
+            lines, width = progress_lines(facts, time()), _width(self._terminal)
+            self._print(coloured(lines, width, facts["done"]), stays=False)
+        elif now - self._last_line >= LINE_EVERY:
+            self._last_line = now
+            self.say(self._summary())
+
+    def _measure(self, now: float) -> None:
+        """How fast the agents are."""
         since, before = self._counted
-        if now - since >= STATUS_EVERY or stopped:  # we may be killed soon
+        if now - since >= RATE_EVERY:
             steps = [p.total_steps for p in self._progress]
             self._rates = [(b - a) / (now - since) for a, b in zip(before, steps, strict=True)]
             self._counted = (now, steps)
-            self.write_status("stopped" if stopped else "running")
-        self._warn_of_silence()
-        if self._terminal or now - self._last_line >= LINE_EVERY:
-            facts = self.facts("running")
-            lines = progress_lines(facts, time())
-            if self._terminal:
-                shown = coloured(lines, _width(self._terminal), facts["done"])
-                self._print(shown, stays=False)
-            else:
-                self._last_line = now
-                first = min(p.round for p in self._progress if p.phase != "died")
-                self.say(f"round {first}/{self.rounds} ·{lines[-1]}")
 
     def _warn_of_silence(self) -> None:
-        silent = dict(self.heartbeat.silent())
-        for rank in sorted(silent.keys() - self._warned):
-            left = max(self.heartbeat.timeout - silent[rank], 0)
-            self.say(
-                f"{self.heartbeat.names[rank]} has been silent for {silent[rank]:.0f} s in "
-                f"{self.heartbeat.progress[rank].phase}; the job ends in {left:.0f} s unless it "
-                "answers"
-            )
-        self._warned = set(silent)
+        silent = self.heartbeat.silent()
+        for rank, seconds in silent:
+            if rank not in self._warned:
+                phase = self.heartbeat.progress[rank].phase
+                left = max(self.heartbeat.timeout - seconds, 0)
+                self.say(
+                    f"{self.heartbeat.names[rank]} has been silent for {seconds:.0f} s in "
+                    f"{phase}; the job ends in {left:.0f} s unless it answers"
+                )
+        self._warned = {rank for rank, _ in silent}
+
+    def _summary(self) -> str:
+        parts = [f"{agent}: {_doing(p)}" for agent, p in enumerate(self._progress[:8])]
+        more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
+        rate = sum(rate or 0 for rate in self._rates)
+        return (
+            f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
+            f"{f' · {rate:.0f} steps/s' if rate >= 1 else ''} · {remaining(self._left())}"
+        )
 
     def _left(self) -> float:
         """Seconds that the run will still take, NaN at first."""
@@ -154,20 +181,17 @@ class Display:
         here, now = (free | (table["round"] == round_) for table in (ledger, tasks))
         lessons, refused = (here & (ledger["kind"] == kind) for kind in (b"lesson", b"refusal"))
         played, taught = (int((now & (tasks["source"] == s)).sum()) for s in (b"env", b"lesson"))
-        number, size = int(lessons.sum()), int(ledger["bytes"][lessons].sum())
-        what = "task" if free else "agent"  # with the free clock agents have several
-        told = [f"{count(played, what)} played"] if played or not taught else []
-        if taught:
-            words = f"{count(taught, what)} learnt from {count(number, 'lesson')}"
-            told.append(f"{words}, {filesize.decimal(size)}")
+        count = int(lessons.sum())
+        size, raw = (int(ledger[n][lessons].sum()) for n in ("bytes", "raw_bytes"))
         where = f"{len(now)} of {self.rounds * len(self.hosts)} tasks" if free else ""
-        self._note = f"{where or f'round {round_}/{self.rounds}'}: {', '.join(told)}"
+        where = where or f"round {round_}/{self.rounds}"
+        self._note = f"{where}: {round_words(played, taught, count, size, raw, free)}"
         for k in np.flatnonzero(refused & (ledger["round"] == round_)):
             reason = ledger["reason"][k].decode()
             self.say(
                 f"agent {ledger['to'][k]} refused a lesson of agent {ledger['donor'][k]}: {reason}"
             )
-        self.event("round", round=round_, played=played, lessons=number, bytes=size)
+        self.event("round", round=round_, played=played, lessons=count, bytes=size)
         if not self._terminal:
             self.say(f"{self._note} · {remaining(self._left())}")
 
@@ -277,7 +301,39 @@ class Trackers:
                 failed = False
             del self._processes[name]
             if failed:
-                self._warn(f"--track {name} has failed, the run goes on; see {self._log(name)}")
+                self._warn(f"--track {name} has failed, the run goes on: {self._why(name)}")
+
+    def _why(self, name: str) -> str:
+        with suppress(OSError):
+            lines = self._log(name).read_text(errors="replace").split("\n")
+            return next((line for line in reversed(lines) if line), "it was killed")
+        return "its log is gone"
+
+
+def round_words(
+    played: int, taught: int, lessons: int, size: int, raw: int, tasks: bool = False
+) -> str:
+    """What agents did in a round: `2 agents played, 3 agents learnt from 9 lessons, 1.1 MB …`.
+
+    Where tasks are counted, `2 played, 3 learnt …`: agents have several.
+    """
+    who = [str(number) if tasks else count(number, "agent") for number in (played, taught)]
+    parts = [f"{who[0]} played"] if played or not taught else []
+    if taught:
+        parts.append(f"{who[1]} learnt from {count(lessons, 'lesson')}")
+        packed = f" packed from {_bytes(raw)}" if size < raw else ""
+        parts.append(f"{_bytes(size)}{packed}")
+    return ", ".join(parts)
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB"
+
+
+def _doing(p: Progress) -> str:
+    if p.phase not in ("training", "evaluating"):
+        return p.phase
+    return f"{p.task if p.phase == 'training' else p.phase} {p.step}/{p.steps}"
 
 
 def _json_value(value: Any) -> Any:
@@ -293,9 +349,14 @@ def _width(tty: str) -> int:
         return shutil.get_terminal_size().columns
 
 
-def greeting(world: World, plan: Plan, nbytes: int, before: int) -> Iterator[str]:
+def greeting(
+    world: World, plan: Plan, replay_bytes: int, rehearsal_bytes: int, before: int
+) -> Iterator[str]:
     """What runs, where, what it costs, and what to know first; so many `before` are lessons."""
     job, size, hosts = plan.job, world.agents, len({device.host for device in world.devices})
+    speeds = Counter(device.speed for device in world.devices if device.speed < 1)
+    words = ", ".join(f"{count} at {speed:g}" for speed, count in sorted(speeds.items()))
+    slow = f" ({words} of full speed)" if words else ""
     servers = " and ".join(f"rank {k} on {world.hosts[k]}" for k in range(size, world.size))
     sharing = "no sharing"
     if plan.edges or before:
@@ -303,20 +364,34 @@ def greeting(world: World, plan: Plan, nbytes: int, before: int) -> Iterator[str
     sharing += f", {before} lessons of {job.share.lessons}" if before else ""
     yield (
         f"canal-mpi {__version__} · job {job.name} · {count(size, 'agent')} on {hosts} "
-        f"{'emulated ' * bool(job.emulate)}host{'s' * (hosts > 1)}"
+        f"{'emulated ' * bool(job.emulate)}host{'s' * (hosts > 1)}{slow}"
         f"{f' · environments on {servers}' if servers else ''} · {sharing} · "
         f"seed {job.seed} · {count(len(plan.orders[0]), 'task')} × {job.train.steps:,} steps · "
-        f"rows of {filesize.decimal(nbytes)} per agent · {short_path(plan.folder)}"
+        f"replay {replay_bytes / 1e6:.0f} MB and rehearsal {rehearsal_bytes / 1e6:.0f} MB per agent"
+        f" · {_guess(world, plan)}{short_path(plan.folder)}"
     )
     if world.launcher is None:
         yield (
-            "One agent, no sharing; five that share: mpirun -np 5 canal-mpi train with the same "
-            "options"
+            f"One agent (agent {world.agent}), no sharing; five that share: "
+            "mpirun -np 5 canal-mpi train with the same options"
         )
-    if job.train.win_return:
-        yield f"Tasks end early at a mean return of {', '.join(job.train.win_return)}"
+    if wins := job.train.win_return:
+        others = [task for task in job.tasks if isinf(win_return_of(wins, task))]
+        never = f"; none is known for {', '.join(others)}" if others else ""
+        yield f"Tasks end early at a mean return of {', '.join(wins)}{never}"
     if "none" not in (job.share.policy, job.share.topology):
         yield from (f"warning: {words}" for words in warnings(set(plan.edges), size))
+
+
+def _guess(world: World, plan: Plan) -> str:
+    """How long the whole run takes, where that can be told before it begins."""
+    work = Workload(plan)
+    cores = {info["host"]: int(info["cores"]) for info in world.host_info[: world.agents]}
+    speed, slowed = core_speed(), [device.speed for device in world.devices[: world.agents]]
+    seconds = work.seconds(speed * (sum(cores.values()) or 1), [speed * part for part in slowed])
+    minutes = round(seconds / 60)
+    words = f"about {duration(60 * minutes).removesuffix(' 0 s')}" if minutes else "under 1 min"
+    return f"estimated time {words} · " if work.known else ""
 
 
 def train_command(world: World, options: str) -> str:
@@ -335,16 +410,16 @@ def next_steps(world: World, plan: Plan, report: bool) -> str:
     """Where the results are, and what one may do with them."""
     folder = short_path(plan.folder)
     quoted, again = shlex.quote(folder), f"--job {shlex.quote(f'{folder}/job.toml')}"
+    shares = again if plan.job.share.policy != "none" else f"{again} --share exact"
+    other = f"{train_command(world, shares)}   (the same with sharing)"
+    if world.agents == 1:
+        other = f"{start_command(5)} train {shares}   (five that share)"
     if plan.edges:
         alone = train_command(world, f"{again} --share none")
         other = f"{alone}   (without sharing; `canal-mpi report` compares runs)"
-    elif world.agents == 1:
-        other = f"{start_command(5)} train {again} --share exact   (five that share)"
-    else:
-        other = f"{train_command(world, f'{again} --share exact')}   (the same with sharing)"
-    first, page = f"canal-mpi report {quoted}   (one page about this run)", ""
+    first = f"canal-mpi report {quoted}   (one page about this run)"
     if report:
         trust = " --trust" if plan.job.modules else ""
         first = f"canal-mpi evaluate {quoted}{trust}   (play again; --video)"
-        page = f" Report:  {folder}/report.html\n"
+    page = f" Report:  {folder}/report.html\n" if report else ""
     return f"{page} Results: {folder}/run.h5\n Next:\n   {first}\n   {other}"

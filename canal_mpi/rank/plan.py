@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
+from time import thread_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,8 +21,8 @@ from canal_mpi.topology.graphs import edges
 
 SLOWEST = 0.05  # speed factor of an emulated host
 
-# Seconds on a core that multiplies two matrices of 128 × 128 in 47 µs, with the console's RAM and
-# the default network
+# Seconds on a core that takes PRODUCT, with the console's RAM and the default network
+PRODUCT = 47e-6  # two matrices of 128 × 128
 STEP = 800e-6  # an agent step without learning
 UPDATE = 550e-6  # an update with a batch of 128
 FIXED = 0.4  # part of it that does not depend on the batch
@@ -41,8 +42,9 @@ class Request:
     out: str | None = None
     name: str | None = None
     force: bool = False
+    agent: int | None = None
     env_servers: int = 0
-    quiet: bool = False
+    verbosity: int = 0
     resume: str | None = None
     max_time: float | None = None  # seconds
     ft: bool = False  # go on without ranks that die
@@ -62,6 +64,7 @@ class Plan:
     job: Job
     folder: Path
     run_id: str
+    first_agent: int
     orders: list[list[str]]
     edges: list[tuple[int, int]]
 
@@ -91,6 +94,7 @@ def make_plan(request: Request, hosts: Sequence[str], size: int) -> Plan:
     from canal_mpi import envs
 
     job = envs.named(config.resolve(request.flags, request.job_file))
+    first = _first_agent(request, len(hosts))
     if job.emulate and len(job.emulate) != size:
         raise UsageError(
             f"the job emulates hosts on {len(job.emulate)} ranks, but the world has {size}: "
@@ -105,23 +109,23 @@ def make_plan(request: Request, hosts: Sequence[str], size: int) -> Plan:
         there = str(Path(job.share.lessons).absolute())  # a resume may start elsewhere
         job = replace(job, share=replace(job.share, lessons=there))
     run_id = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return plan_of(job, _folder(request, job), run_id, hosts)
+    return plan_of(job, _folder(request, job), run_id, first, hosts)
 
 
-def plan_of(job: Job, folder: Path, run_id: str, hosts: Sequence[str]) -> Plan:
+def plan_of(job: Job, folder: Path, run_id: str, first: int, hosts: Sequence[str]) -> Plan:
     """Who learns what and hears whom in a job, checked."""
-    orders = orders_of(job, len(hosts))
+    orders = orders_of(job, first, len(hosts))
     labels = [device.host for device in devices(job, hosts)]
     found = edges(job.share.topology, len(labels), job.seed, labels)
     heard = [] if job.share.policy == "none" else sorted(found)
-    plan = Plan(job, folder, run_id, orders, heard)
+    plan = Plan(job, folder, run_id, first, orders, heard)
     check_equal_envs(job, labels)
     return plan
 
 
-def orders_of(job: Job, size: int) -> list[list[str]]:
+def orders_of(job: Job, first: int, size: int) -> list[list[str]]:
     """The tasks of every agent."""
-    orders = [list(order_of(job.order, job.tasks, k, job.seed)) for k in range(size)]
+    orders = [list(order_of(job.order, job.tasks, first + k, job.seed)) for k in range(size)]
     rounds = job.train.rounds or len(job.tasks)
     return [order[:rounds] for order in orders]
 
@@ -170,6 +174,18 @@ def check_env_servers(number: int, size: int) -> None:
         )
 
 
+def _first_agent(request: Request, size: int) -> int:
+    agent = request.agent
+    if agent is not None and size > 1:
+        raise UsageError(
+            f"--agent {agent} is for one rank; this world has {size}: "
+            "leave it out, or start without mpirun."
+        )
+    if agent is not None and agent < 0:
+        raise UsageError(f"--agent {agent}: agents count from 0.")
+    return agent or 0
+
+
 def _folder(request: Request, job: Job) -> Path:
     if request.out and request.name:
         raise UsageError("--out and --name both say where the run goes; give one of them.")
@@ -213,6 +229,9 @@ class Workload:
         networks = {"final": final, "after": 2 * final, "all": all_}[job.evaluation.tasks]
         steps = job.evaluation.episodes * min(job.evaluation.max_steps, EPISODE)
         self.evaluation = networks * steps * EVALUATED * step / STEP
+        kind = (job.learn.network, job.task.obs, job.learn.device)
+        usual = kind[:2] == ("mlp", "ram") or kind == ("cnn", "pixels", "cpu")
+        self.known = usual and job.learn.algorithm == "dqn"  # whether the speeds above hold
 
     def seconds(self, cores: float, speeds: Sequence[float]) -> float:
         """How long it takes on so many cores, for agents at these parts of full speed."""
@@ -242,6 +261,20 @@ def step_seconds(job: Job) -> tuple[float, float]:
     work = sum(a * b for a, b in pairwise(sides)) * job.learn.batch_size
     usual = (128 * 128 + 128 * 128 + 128 * 18) * 128
     return STEP, UPDATE * (FIXED + (1 - FIXED) * work / usual) / (1 - old)
+
+
+def core_speed() -> float:
+    """How fast a core here is, against the one that the seconds above are from; takes 20 ms.
+
+    Other ranks work meanwhile: cores that share a unit are as slow as they will be.
+    """
+    matrix, took = np.ones((128, 128), dtype=np.float32), []
+    for _ in range(20):
+        start = thread_time()  # others may have the core meanwhile
+        for _ in range(20):
+            matrix @ matrix
+        took.append((thread_time() - start) / 20)
+    return PRODUCT / float(np.median(took))
 
 
 def _taught(job: Job, step: float, update: float) -> float:

@@ -94,6 +94,11 @@ def _told(event: Mapping[str, Any]) -> Fault:
     return fault | {"role": f"agent {fault['agent']}", "reported": True}
 
 
+def left_out(agent: int) -> Fault:
+    """An agent for whom a resumed run has no rank: what it learnt stays on disk."""
+    return _told({"agent": agent, "rank": agent, "phase": "left out", "time": time()})
+
+
 def rows_of_gone(
     world: World, folder: Path, past: Mapping[int, Mark], holders: Mapping[int, int]
 ) -> dict[int, dict[int, bytes]]:

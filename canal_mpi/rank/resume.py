@@ -15,7 +15,7 @@ from canal_mpi.errors import DamagedData, RanksDiffer, StorageError, UsageError
 from canal_mpi.interfaces import Columns
 from canal_mpi.launcher import start_command
 from canal_mpi.rank.plan import Plan, Request, orders_of, plan_of
-from canal_mpi.rank.recover import Fault, gone_agents
+from canal_mpi.rank.recover import Fault, gone_agents, left_out
 from canal_mpi.rank.shutdown import CommonError
 from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import Found, Mark, folder_of, load_state, survey, tidy
@@ -46,6 +46,7 @@ class ResumePoint:
     run_id: str
     job: str
     agents: int
+    first_agent: int
     round: int = 0
     marks: dict[int, Mark] = field(default_factory=dict)  # by agent
     holders: dict[int, int] = field(default_factory=dict)  # rank that has an agent's file
@@ -66,7 +67,7 @@ class ResumePoint:
 
     def nothing_is_left(self, plan: Plan) -> bool:
         """Whether the run is finished, and stays so with the job as it is now."""
-        before = orders_of(config.from_toml(self.job), self.agents)
+        before = orders_of(config.from_toml(self.job), self.first_agent, self.agents)
         return self.finished and before == plan.orders
 
 
@@ -93,7 +94,7 @@ def open_run(world: World, request: Request) -> tuple[RunDirectory, ResumePoint]
 def go_back(world: World, plan: Plan) -> ResumePoint:
     """Agree on the newest round that all living agents have; on the beginning if there is none."""
     reports = _reports(world, plan.folder)
-    facts = (plan.run_id, config.to_toml(plan.job), len(plan.orders))
+    facts = (plan.run_id, config.to_toml(plan.job), len(plan.orders), plan.first_agent)
 
     def chosen() -> dict[str, Any]:
         found = [pair for pair in _found(reports) if pair[1].run_id == plan.run_id]
@@ -106,7 +107,8 @@ def go_back(world: World, plan: Plan) -> ResumePoint:
 def clean_up(world: World, folder: Path, point: ResumePoint) -> None:
     """Remove what is newer than the point, so that no later resume can take it for newer."""
     if world.speaks_for_host():
-        agents = set(range(point.agents)) - {fault["agent"] for fault in point.gone}
+        agents = set(range(point.first_agent, point.first_agent + point.agents))
+        agents -= {fault["agent"] for fault in point.gone}
         tidy(folder, point.marks or dict.fromkeys(agents, Mark(0, 0)))
 
 
@@ -121,12 +123,14 @@ def _report(folder: Path) -> dict[str, Any]:
     here["gone"] = gone_agents(events(folder))
     try:
         about = read_attributes(folder / "run.h5")
-        facts = [about["run_id"], about["job"], int(about["agents"])]
+        facts = [about["run_id"], about["job"], int(about["agents"]), int(about["first_agent"])]
         return here | {"run": facts, "finished": about["status"] in ("finished", "degraded")}
     except (StorageError, DamagedData, KeyError):
         pass
     try:
-        return here | {"job": read_bytes(folder / "job.toml").decode()}
+        logs = [path.stem.partition("-")[2] for path in folder.glob("logs/agent-*.log")]
+        numbers = [int(text) for text in logs if text.isdecimal()]
+        return here | {"job": read_bytes(folder / "job.toml").decode(), "logs": numbers}
     except (StorageError, DamagedData, UnicodeDecodeError):
         return here
 
@@ -144,19 +148,20 @@ def _all(reports: Reports, kind: str) -> list[Any]:
     return [item for report in reports.values() for item in report.get(kind, [])]
 
 
-def _newest_run(reports: Reports, folder: Path, ranks: int) -> tuple[str, str, int]:
-    """The id, the job and the number of agents of the run in a folder."""
+def _newest_run(reports: Reports, folder: Path, ranks: int) -> tuple[str, str, int, int]:
+    """The id, the job, the number of agents and the first agent of the run in a folder."""
     if found := _found(reports):
         own = [one for _, one in found if one.run_id in _ids(reports)] or [one for _, one in found]
         newest = max(own, key=lambda one: (one.run_id, one.mark))
-        return newest.run_id, newest.job, newest.agents
+        return newest.run_id, newest.job, newest.agents, newest.first_agent
     for report in reports.values():
         if "run" in report:
-            run_id, job, agents = report["run"]
-            return run_id, job, agents
+            run_id, job, agents, first = report["run"]
+            return run_id, job, agents, first
     for report in reports.values():
         if "job" in report:  # it was ended before it had written anything else
-            return f"{datetime.now():%Y%m%d-%H%M%S}", report["job"], ranks
+            first = min(report["logs"], default=0) if ranks == 1 else 0
+            return f"{datetime.now():%Y%m%d-%H%M%S}", report["job"], ranks, first
     damaged = _all(reports, "damaged")
     also = f" ({damaged[0]})" if damaged else ""
     raise UsageError(f"--resume {folder}: no run with a whole checkpoint is there{also}.")
@@ -168,17 +173,20 @@ def _ids(reports: Reports) -> set[str]:
 
 
 def who_is_gone(reports: Reports, request: Request, ranks: int) -> tuple[int, list[Fault]]:
-    """The number of agents, and the dead ones where there are no ranks for them."""
+    """The number of agents, and those for whom there is no rank: the dead, then the last ones."""
     run = request.resume or ""
     agents = _newest_run(reports, Path(run).absolute(), ranks)[2]
     dead = {fault["agent"]: fault for fault in _all(reports, "gone")}
-    if ranks not in (agents, agents - len(dead)):
+    if ranks not in (agents, agents - len(dead)) and not (request.force and ranks < agents):
         died = f", of which {len(dead)} died" if dead else ""
+        remedy = f"; new agents would be rounds behind, but a new run can use --lessons {run}."
         raise RanksDiffer(
             f"{run} is a run of {agents} agents{died}; this world has {ranks}: "
-            f"{start_command(agents)} train --resume {run}; a new run can use --lessons {run}."
+            f"{start_command(agents)} train --resume {run}"
+            f"{remedy if ranks > agents else '; with --force the last agents leave.'}"
         )
-    return agents, [*dead.values()] if ranks < agents else []
+    order = sorted(range(agents), key=lambda agent: (agent in dead, agent))
+    return agents, [dead.get(agent) or left_out(agent) for agent in order[ranks:]]
 
 
 def choose(
@@ -187,7 +195,7 @@ def choose(
     """The newest round of the newest run that all of its agents have, but those that are gone."""
     facts = _newest_run(reports, folder, ranks)
     found, damaged = _found(reports), _all(reports, "damaged")
-    run_id, job, size = facts
+    run_id, job, size, first = facts
     left = [fault["agent"] for fault in gone]
     restarted = {fault["agent"] for fault in _all(reports, "gone")} - {*left}
     same = [r for r in reports.values() if r.get("run", [])[:2] == [run_id, job]]
@@ -200,7 +208,7 @@ def choose(
         if one.run_id > run_id
     ]
     found = [(rank, one) for rank, one in found if one.run_id == run_id]
-    agents = [agent for agent in range(size) if agent not in left]
+    agents = [agent for agent in range(first, first + size) if agent not in left]
     free = config.from_toml(job).share.free
     round_, marks, holders = _newest_common(found, agents, free, hosts)
     if not round_ and _ids(reports) and run_id not in _ids(reports):
@@ -253,13 +261,13 @@ def resumed_plan(request: Request, point: ResumePoint, hosts: Sequence[str]) -> 
     old = config.from_toml(point.job)
     new = envs.named(config.changed(old, request.flags))
     _check_changes(old, new)
-    plan = plan_of(new, folder, point.run_id, hosts)
+    plan = plan_of(new, folder, point.run_id, point.first_agent, hosts)
     if point.finished and not point.round and not point.nothing_is_left(plan):
         raise UsageError(
             f"{folder} is finished and kept no checkpoint to go on from (checkpoint.keep=true "
             f"keeps them). Start a new run; --lessons {folder} gives it what was learnt."
         )
-    for before, after in zip(orders_of(old, size), plan.orders, strict=True):
+    for before, after in zip(orders_of(old, point.first_agent, size), plan.orders, strict=True):
         begun = before[: point.round]
         if after[: point.round] != begun:
             raise RanksDiffer(
@@ -287,19 +295,21 @@ def _check_changes(old: Job, new: Job) -> None:
 def fetch_checkpoint(world: World, folder: Path, point: ResumePoint) -> Columns:
     """This agent's checkpoint, from its own disk or from the host that has it."""
     send_checkpoints(world, folder, point)
-    return load_state(folder_of(folder, world.rank) / point.marks[world.rank].file)
+    return load_state(folder_of(folder, world.agent) / point.marks[world.agent].file)
 
 
 def send_checkpoints(world: World, folder: Path, point: ResumePoint) -> None:
     """Send checkpoints of this host to agents that are elsewhere now; receive this agent's own."""
+    mine = -1 if world.is_env_server else world.agent
     for agent, mark in point.marks.items():
-        holder, path = point.holders[agent], folder_of(folder, agent) / mark.file
-        if world.hosts[agent] == world.hosts[holder]:
+        rank, holder = agent - point.first_agent, point.holders[agent]
+        path = folder_of(folder, agent) / mark.file
+        if world.hosts[rank] == world.hosts[holder]:
             continue
         if world.rank == holder:
-            world.polled.post(read_bytes(path), agent, Tag.FILE)
+            world.polled.post(read_bytes(path), rank, Tag.FILE)
             world.polled.settle("sending a checkpoint")
-        elif world.rank == agent:
+        elif agent == mine:
             phase = "receiving a checkpoint"
             write_whole(path, bytes(world.polled.collect(holder, Tag.FILE, FILE_LIMIT, phase)))
 

@@ -203,7 +203,7 @@ class Shutdown:
         return code
 
 
-def run_guarded(program: Callable[[Shutdown], object]) -> int:
+def run_guarded(program: Callable[[Shutdown], object], verbosity: int = 0) -> int:
     """Run a program on this rank of the world; errors print one line and give an exit code."""
     from canal_mpi.rank.world import World, open_mpi
 
@@ -219,11 +219,13 @@ def run_guarded(program: Callable[[Shutdown], object]) -> int:
         except Stopped:
             code = shutdown.stop()
     except CommonError as error:
+        if verbosity > 0 and isinstance(error.__cause__, RankFailed):
+            traceback.print_exception(error.__cause__)
         code = shutdown.end_together(error)
     except KeyboardInterrupt:
         code = shutdown.interrupt()
     except (Exception, SystemExit) as error:
-        code = _report(shutdown, error)
+        code = _report(shutdown, error, verbosity)
     world = shutdown.world
     if world.ft and (world.failed or world.shrank or not code):
         sys.stdout.flush()
@@ -232,18 +234,18 @@ def run_guarded(program: Callable[[Shutdown], object]) -> int:
     return code
 
 
-def _report(shutdown: Shutdown, error: BaseException) -> int:
-    """Say who failed in which way, and where the traceback is: here where there is no log yet."""
+def _report(shutdown: Shutdown, error: BaseException, verbosity: int) -> int:
+    """Say who failed in which way, and where the traceback is."""
     who = shutdown.world.describe()
     logger.error("%s", "".join(traceback.format_exception(error)))
+    if verbosity > 0:
+        traceback.print_exception(error)
     if isinstance(error, CanalError):
         others_share_it = isinstance(error, StorageError)  # the disk
         return shutdown.fail(f"{who}: {error}", error.code, survivable=not others_share_it)
     if type(error).__module__.startswith("mpi4py"):
         sleep(DEFERENCE)
     files = [h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler)]
-    if not files:
-        traceback.print_exception(error)
-    where = f"; the traceback is in {files[0]}" if files else ""
-    message = f"{who} failed: {described(error)}{where}."
+    where = f"the traceback is in {files[0]}." if files else "-v shows the traceback."
+    message = f"{who} failed: {described(error)}; {where}"
     return shutdown.fail(message, RankFailed.code, survivable=True)

@@ -52,7 +52,7 @@ LIBRARIES = ("numpy", "torch", "gymnasium", "ale-py", "h5py")  # results may dep
 
 def train(request: Request) -> int:
     """The whole program on one rank; returns its exit code."""
-    return run_guarded(partial(train_rank, request))
+    return run_guarded(partial(train_rank, request), request.verbosity)
 
 
 def train_rank(request: Request, shutdown: Shutdown) -> Path:
@@ -78,13 +78,14 @@ def train_rank(request: Request, shutdown: Shutdown) -> Path:
         return plan.folder
     if point and point.gone:
         plan = replace(plan, edges=recover.remaining_edges(world, plan))
+    world.agent = plan.first_agent + world.rank
     world.devices = devices(plan.job, world.hosts)
     world.set_timeout(plan.job.timeout)
     directory = directory or world.run_on_all(lambda: RunDirectory(plan.folder))
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
     log_file = _log_file(world, plan.folder)
     try:
-        world.run_on_all(lambda: _open_log(world, log_file))
+        world.run_on_all(lambda: _open_log(world, log_file, request.verbosity > 0))
         TrainingRun(shutdown, request, plan, point, log_file).run()
     except (CommonError, KeyboardInterrupt):
         if not (point or shutdown.hint):  # there is nothing to resume
@@ -127,13 +128,13 @@ def _leave_nothing(world: World, directory: RunDirectory, log_file: Path) -> Non
 
 def _log_file(world: World, folder: Path) -> Path:
     """On every host, the logs of its own ranks."""
-    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.rank}"
+    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.agent}"
     return folder / "logs" / f"{name}.log"
 
 
-def _open_log(world: World, path: Path) -> None:
+def _open_log(world: World, path: Path, verbose: bool) -> None:
     try:
-        log_to_file(path)
+        log_to_file(path, verbose)
     except OSError as error:
         raise StorageError(f"can't write to {path.parent}: {error.strerror}.") from error
     logger.info("%s is %s, process %d", path.stem, world.place, os.getpid())
@@ -189,7 +190,7 @@ class TrainingRun:
 
     def _write_report(self) -> bool:
         """Whether there is a page about the run now: a process of its own writes it."""
-        if not self.plan.job.report or self.request.quiet:
+        if not self.plan.job.report or self.request.verbosity < 0:
             return False
         command = [sys.executable, "-m", "canal_mpi", "report", str(self.plan.folder)]
         try:
@@ -288,12 +289,12 @@ class TrainingRun:
         try:
             agent = build.make_agent(
                 job,
-                world.rank,
+                world.agent,
                 plan.orders[world.rank],
                 build.make_link(world, plan),
                 sink,
                 self._beat,
-                partial(plan.peers, world.rank),
+                partial(plan.peers, world.agent),
                 build.should_compress(world, plan),
                 self._checkpoints(),
                 partial(build.make_remote_envs, world) if remote else env_maker,
@@ -305,7 +306,7 @@ class TrainingRun:
                 f"not enough memory: {error}; lower replay.buffer_size or learn.widths."
             ) from error
         if job.init and not self.point:
-            build.load_learner(agent.learner, job, world.rank)
+            build.load_learner(agent.learner, job, world.agent)
         self._describe(sink, agent.learner)
         link = agent.sharing.link
         assert isinstance(link, Exchange)
@@ -316,7 +317,7 @@ class TrainingRun:
         world, device = self.world, str(getattr(learner, "device", ""))
         sink.add(
             "agents",
-            agent=world.rank,
+            agent=world.agent,
             rank=world.rank,
             host=world.device.host,
             machine=world.host_info[world.rank]["machine"],
@@ -331,9 +332,10 @@ class TrainingRun:
     def _checkpoints(self) -> Checkpoints:
         plan, world = self.plan, self.world
         about = {
-            "agent": world.rank,
+            "agent": world.agent,
             "run_id": plan.run_id,
             "agents": len(plan.orders),
+            "first_agent": plan.first_agent,
             "job": config.to_toml(plan.job),
         }
         return Checkpoints(
@@ -382,7 +384,7 @@ class TrainingRun:
             self._reported = progress.round
             saved = f"What was saved is safe in {self.plan.folder}.{self.shutdown.hint}"
             world.death_reporter.tell(
-                words=f"agent {world.rank} ({world.place}) was killed or left without a word in "
+                words=f"agent {world.agent} ({world.place}) was killed or left without a word in "
                 f"round {progress.round}. {'The others go on.' if world.ft else saved}"
             )
         try:
@@ -435,6 +437,7 @@ class TrainingRun:
             plan.job.seed,
             config.to_toml(plan.job),
             plan.job.tasks,
+            plan.first_agent,
             plan.orders,
             plan.edges,
             library_versions(self.world),
@@ -444,12 +447,12 @@ class TrainingRun:
         )
         store = Store(plan.folder / "run.h5", info)
         before = before if resumed and not self.faults else 0.0
-        return Display(self.world, plan, store, self.request.quiet, before)
+        return Display(self.world, plan, store, self.request.verbosity, before)
 
     def _greet(self, display: Display, agent: Agent, earlier: int) -> None:
         """The first lines."""
         world, plan, self._greeted = self.world, self.plan, True
-        for line in greeting(world, plan, agent.replay.nbytes + agent.rehearsal.nbytes, earlier):
+        for line in greeting(world, plan, agent.replay.nbytes, agent.rehearsal.nbytes, earlier):
             display.say(line)
         if self.point:
             display.say(f"Resumed in round {max(self.point.round, 1)}.")

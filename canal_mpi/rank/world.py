@@ -58,6 +58,7 @@ class World:
         self.size = comm.Get_size() if comm else self.rank + 1
         self.alive = list(range(self.size))
         self.agents, self.agents_comm = self.size, comm  # ranks behind the agents run environments
+        self.agent = self.rank
         self.hosts = [self.host]
         self.devices = [Device(self.host)] * self.size  # the hosts as results call them
         self.host_info: Sequence[dict[str, str]] = []
@@ -123,7 +124,7 @@ class World:
         """This rank and what it is doing, for a message."""
         p = self.heartbeat.mine
         where = f" in round {p.round} ({p.phase} {p.task})" if p.round else ""
-        name = "env server" if self.is_env_server else f"agent {self.rank}"
+        name = "env server" if self.is_env_server else f"agent {self.agent}"
         return f"{name} ({self.place}){where}"
 
     def speaks_for_host(self) -> bool:

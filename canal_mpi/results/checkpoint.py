@@ -149,6 +149,7 @@ class Found:
     mark: Mark
     run_id: str
     agents: int
+    first_agent: int
     job: str
 
 
@@ -204,15 +205,15 @@ def checked(path: Path) -> Found:
     try:
         agent, version = int(about["agent"]), int(about["version"])
         mark = Mark(int(about["round"]), int(about["save"]))
-        facts = (str(about["run_id"]), int(about["agents"]))
+        facts = (str(about["run_id"]), int(about["agents"]), int(about["first_agent"]))
         job = str(about["job"])
         config.parse_toml(job.encode(), "its job")
     except (KeyError, TypeError, ValueError, UsageError) as error:
         raise DamagedData(f"{path} is no checkpoint: {error!r}.") from error
     if (f"agent-{agent}", mark.file, version) != (*path.parts[-2:], VERSION):
         raise DamagedData(f"{path} holds {mark.file} of agent {agent}, version {version}.")
-    if not 0 <= agent < facts[1] <= MOST_AGENTS:
-        raise DamagedData(f"{path} is of agent {agent} of {facts[1]}.")
+    if not 0 <= agent - facts[2] < facts[1] <= MOST_AGENTS:
+        raise DamagedData(f"{path} is of agent {agent} of {facts[1]}, from {facts[2]} on.")
     return Found(agent, mark, *facts, job)
 
 

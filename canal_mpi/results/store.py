@@ -255,6 +255,7 @@ class RunInfo:
     seed: int
     job: str
     tasks: Sequence[str]
+    first_agent: int
     orders: Sequence[Sequence[str]]
     edges: Sequence[tuple[int, int]]
     versions: dict[str, str]
@@ -325,12 +326,11 @@ class Store:
 
     def _fill(self, file: Any, status: str) -> None:
         info, (score, length) = self.info, self.evaluations()
-        own = ("run_id", "agents", "resumes", "seed", "job", "started")
+        own = ("run_id", "agents", "first_agent", "resumes", "seed", "job", "started")
         file.attrs.update({name: getattr(info, name) for name in own})
         file.attrs.update(
             description="A run of canal-mpi. Each group is a table: columns of one length.",
             schema_version=SCHEMA_VERSION,
-            first_agent=0,
             versions=json.dumps(info.versions, sort_keys=True),
             status=status,
             finished=timestamp(time()) if status == self.end else "",
@@ -351,11 +351,12 @@ class Store:
     def _fill_measures(self, group: Any, rows: Columns, score: Array) -> None:
         """What the evaluations come to, so that nobody has to compute it again."""
         info = self.info
+        agents = range(info.first_agent, info.first_agent + info.agents)
         max_steps = tomllib.loads(info.job).get("evaluation", {}).get("max_steps", 0)
         scale = natural_scale(info.tasks, [score], max_steps)
         texts = {name: decoded(column) for name, column in rows.items()}
         group.attrs.update({"scale": scale.name, "description": scale.about})
-        evaluations = Evaluations(range(info.agents), info.tasks, texts, score, scale)
+        evaluations = Evaluations(agents, info.tasks, texts, score, scale)
         for name, measure in evaluations.measures().items():
             marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
             write_dataset(group, name, measure.value, **marks)
@@ -369,7 +370,7 @@ class Store:
         length = np.zeros(score.shape, dtype="<i8")
         place = {task.encode(): k for k, task in enumerate(tasks)}
         where = [place[task] for task in rows["task"].tolist()]
-        at = (rows["agent"], rows["after_round"], where, rows["episode"])
+        at = (rows["agent"] - self.info.first_agent, rows["after_round"], where, rows["episode"])
         score[at], length[at] = rows["score"], rows["length"]
         return score, length
 
