@@ -35,7 +35,7 @@ from canal_mpi.results.progress import digits, table
 from canal_mpi.results.reader import LIMIT, Run, load
 from canal_mpi.results.store import AGENT, ROWS_LIMIT, TASK, Column
 from canal_mpi.settings import Job
-from canal_mpi.state import random_stream, strip_prefix
+from canal_mpi.state import random_stream, strip_prefix, with_prefix
 from canal_mpi.topology import Tag
 
 COLUMNS = {
@@ -141,14 +141,9 @@ def _write(run: Path, out: Path, parts: list[Columns]) -> Columns:
     columns = {name: np.concatenate([part[name] for part in parts]) for name in COLUMNS}
     order = np.lexsort((columns["episode"], columns["task"], columns["agent"]))
     columns = {name: column[order] for name, column in columns.items()}
-
-    def fill(file: Any) -> None:
-        file.attrs["description"] = "Episodes that `canal-mpi evaluate` let agents play."
-        file.attrs["run"] = str(run)
-        for name, column in columns.items():
-            files.write_dataset(file, f"episodes/{name}", column, **COLUMNS[name].attributes)
-
-    files.write_hdf5(Path(f"{out}.h5"), fill)
+    facts = {"description": "Episodes that `canal-mpi evaluate` let agents play.", "run": str(run)}
+    about = {f"episodes/{name}": column.attributes for name, column in COLUMNS.items()}
+    files.write_arrays(Path(f"{out}.h5"), with_prefix("episodes", columns), facts, about=about)
     rows = [["agent", "task", "episodes", "return", "HNS"]]
     pairs = zip(columns["agent"].tolist(), columns["task"].tolist(), strict=True)
     for agent, task in dict.fromkeys(pairs):

@@ -179,12 +179,14 @@ def strangers(run: Path) -> Iterator[str]:
     learner.h5 than run.h5 knows.
     """
     wanted = ("files/path", "files/sha256", "faults/agent")
-    with files.opened(run / "run.h5") as file:
-        status = files.attributes_of(file, run / "run.h5").get("status")
-        listed = files.arrays_of(file, run / "run.h5", MOST, wanted.__contains__)
+    facts, listed = files.read(run / "run.h5", wanted=wanted.__contains__)
+    try:
         paths, digests, gone = (listed[name].tolist() for name in wanted)
         newest = dict(zip(paths, digests, strict=True))
-    over, inside = status in ("finished", "degraded"), [f"agent-{agent}" for agent in gone]
+    except (LookupError, ValueError) as error:
+        raise DamagedData(f"{run / 'run.h5'} lists no files: {error!r}.") from error
+    over = facts.get("status") in ("finished", "degraded")
+    inside = [f"agent-{agent}" for agent in gone]
     for name, sha256 in newest.items():
         text = name.decode(errors="replace")
         path = run / text

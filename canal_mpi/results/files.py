@@ -13,10 +13,11 @@ import shutil
 import socket
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -207,6 +208,19 @@ def read_bytes(path: Path, limit: int = MOST) -> bytes:
         return file.read(size)
 
 
+def _verify(file: io.BufferedReader, size: int, path: Path) -> None:
+    front = file.read(BLOCK)
+    if front[:8] != MAGIC:
+        raise ForeignFile(f"{path} is not a file of canal-mpi.")
+    length, sha256, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
+    torn = length != size - BLOCK or any(rest)
+    if torn or hashlib.file_digest(file, "sha256").digest() != sha256:
+        raise DamagedData(f"{path} is damaged: its checksum does not match.")
+
+
+Wanted = Callable[[str], bool]
+
+
 @contextmanager
 def opened(path: Path, limit: int = MOST) -> Iterator[Any]:
     """An h5py.File, its checksum verified; whatever h5py can't read becomes DamagedData."""
@@ -221,23 +235,24 @@ def opened(path: Path, limit: int = MOST) -> Iterator[Any]:
             raise DamagedData(f"{path} can't be read as HDF5: {error}.") from error
 
 
-def _verify(file: io.BufferedReader, size: int, path: Path) -> None:
-    front = file.read(BLOCK)
-    if front[:8] != MAGIC:
-        raise ForeignFile(f"{path} is not a file of canal-mpi.")
-    length, sha256, rest = int.from_bytes(front[8:16], "little"), front[16:48], front[48:]
-    torn = length != size - BLOCK or any(rest)
-    if torn or hashlib.file_digest(file, "sha256").digest() != sha256:
-        raise DamagedData(f"{path} is damaged: its checksum does not match.")
+def read(
+    path: Path, limit: int = MOST, wanted: Wanted = lambda name: True
+) -> tuple[dict[str, Any], Columns]:
+    """The attributes of an HDF5 file, and its arrays with wanted names: at most `limit` bytes."""
+    with opened(path, limit + OVERHEAD) as file:
+        arrays = _arrays(file, path, min(limit, FREE + RATIO * path.stat().st_size), wanted)
+        return attributes_of(file, path), arrays
 
 
-Wanted = Callable[[str], bool]
+def read_attributes(path: Path) -> dict[str, Any]:
+    """The attributes of a file, its checksum verified."""
+    with opened(path) as file:
+        return attributes_of(file, path)
 
 
 def read_arrays(path: Path, limit: int = MOST, wanted: Wanted = lambda name: True) -> Columns:
     """The arrays with wanted names of a file of `write_arrays`; they take at most `limit` bytes."""
-    with opened(path, limit + OVERHEAD) as file:
-        return arrays_of(file, path, limit, wanted)
+    return read(path, limit, wanted)[1]
 
 
 def read_finite(path: Path, limit: int = MOST, prefix: str = "") -> Columns:
@@ -249,16 +264,16 @@ def read_finite(path: Path, limit: int = MOST, prefix: str = "") -> Columns:
     return columns
 
 
-def arrays_of(file: Any, path: Path, limit: int, wanted: Wanted) -> Columns:
+def _arrays(file: Any, path: Path, limit: int, wanted: Wanted) -> Columns:
     """The arrays of an open file; a right checksum does not make them harmless."""
     import h5py
 
-    left = limit = min(limit, FREE + RATIO * path.stat().st_size)
     chosen = {
         name: item
         for name, item in contents(file, path).items()
         if isinstance(item, h5py.Dataset) and wanted(name)
     }
+    left = limit
     for name, item in chosen.items():
         if why := _flaw(item):
             raise DamagedData(f"{path}: '{name}' {why}.")
@@ -313,12 +328,6 @@ def _check_packing(item: Any, what: str) -> None:
             raise DamagedData(f"{what} has chunks that don't unpack to their size.")
 
 
-def read_attributes(path: Path) -> dict[str, Any]:
-    """The attributes of a file, its checksum verified."""
-    with opened(path) as file:
-        return attributes_of(file, path)
-
-
 def attributes_of(item: Any, where: Path | str) -> dict[str, Any]:
     """The attributes of an open file or dataset, their sizes checked before they are read."""
     if len(item.attrs) > MOST_ITEMS:
@@ -359,30 +368,35 @@ def write_hdf5(path: Path, fill: Callable[[Any], None]) -> None:
 
 
 def write_arrays(
-    path: Path, columns: Columns, attributes: dict[str, Any], pack: bool = True
+    path: Path,
+    columns: Columns,
+    attributes: dict[str, Any],
+    pack: bool = True,
+    about: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-    """A file of named arrays; unpacked they take a tenth of the time to write."""
+    """A file of named arrays; `about`: attributes of arrays and groups.
+
+    Long arrays are packed, in chunks that hold one byte column of many rows; unpacked they take a
+    tenth of the time to write.
+    """
+    import h5py
 
     def fill(file: Any) -> None:
         file.attrs.update(attributes)
         for name, column in columns.items():
-            write_dataset(file, name, column, pack)
+            options: dict[str, Any] = {}
+            if column.dtype.kind == "S":
+                column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
+            if pack and column.ndim and column.size > 64:
+                rows = min(len(column), ROWS_IN_CHUNK)
+                chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
+                options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1}
+                options["shuffle"] = True
+            file.create_dataset(name, data=column, **options)
+        for name, marks in about.items():
+            file[name].attrs.update(marks)
 
     write_hdf5(path, fill)
-
-
-def write_dataset(group: Any, name: str, column: Any, pack: bool = True, **attributes: Any) -> None:
-    """One array; long ones are packed, in chunks that hold one byte column of many rows."""
-    import h5py
-
-    options: dict[str, Any] = {}
-    if column.dtype.kind == "S":
-        column = column.astype(h5py.string_dtype("utf-8", column.dtype.itemsize))
-    if pack and column.ndim and column.size > 64:
-        rows = min(len(column), ROWS_IN_CHUNK)
-        chunks = (rows, *(1 for _ in column.shape[1:2]), *column.shape[2:])
-        options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1, "shuffle": True}
-    group.create_dataset(name, data=column, **options).attrs.update(attributes)
 
 
 def digest(columns: Columns) -> str:

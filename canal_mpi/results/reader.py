@@ -12,7 +12,7 @@ import numpy as np
 from canal_mpi import config
 from canal_mpi.errors import DamagedData, UsageError, import_extra
 from canal_mpi.interfaces import Array, Columns
-from canal_mpi.results.files import arrays_of, attributes_of, opened
+from canal_mpi.results.files import read
 from canal_mpi.results.store import ARRAYS, SCHEMA, SCHEMA_VERSION, TABLES, decoded
 from canal_mpi.state import strip_prefix
 
@@ -122,10 +122,8 @@ class Run:
 def load(run: str | Path) -> Run:
     """The tables of a run, from its folder or its run.h5; everything is checked before use."""
     path = run_file(Path(run))
-    with opened(path, LIMIT) as file:
-        facts = attributes_of(file, path)
-        _check_version(path, facts)
-        arrays = arrays_of(file, path, LIMIT, SCHEMA.__contains__)
+    facts, arrays = read(path, LIMIT, SCHEMA.__contains__)
+    _check_version(path, facts)
     for name, column in SCHEMA.items():
         if name not in arrays:
             raise _bad(path, f"'{name}' is missing")

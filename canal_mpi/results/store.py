@@ -16,8 +16,8 @@ import numpy as np
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.membuf.wire import decode, encode
-from canal_mpi.results.files import write_dataset, write_hdf5
-from canal_mpi.results.measures import Evaluations, natural_scale
+from canal_mpi.results.files import write_arrays
+from canal_mpi.results.measures import Evaluations, Measure, Scale, natural_scale
 from canal_mpi.state import with_prefix
 
 ROWS_LIMIT = 1 << 32  # bytes of the rows of one round
@@ -322,20 +322,17 @@ class Store:
 
     def write(self, status: str) -> None:
         """Replace run.h5 by one with everything so far."""
-        write_hdf5(self.path, lambda file: self._fill(file, status))
-
-    def _fill(self, file: Any, status: str) -> None:
         info, (score, length) = self.info, self.evaluations()
         own = ("run_id", "agents", "first_agent", "resumes", "seed", "job", "started")
-        file.attrs.update({name: getattr(info, name) for name in own})
-        file.attrs.update(
-            description="A run of canal-mpi. Each group is a table: columns of one length.",
-            schema_version=SCHEMA_VERSION,
-            versions=json.dumps(info.versions, sort_keys=True),
-            status=status,
-            finished=timestamp(time()) if status == self.end else "",
-            volatile=list(VOLATILE_ATTRIBUTES),
-        )
+        facts = {name: getattr(info, name) for name in own}
+        facts |= {
+            "description": "A run of canal-mpi. Each group is a table: columns of one length.",
+            "schema_version": SCHEMA_VERSION,
+            "versions": json.dumps(info.versions, sort_keys=True),
+            "status": status,
+            "finished": timestamp(time()) if status == self.end else "",
+            "volatile": list(VOLATILE_ATTRIBUTES),
+        }
         adjacency = np.zeros((info.agents, info.agents), dtype=np.uint8)
         adjacency[tuple(np.array(info.edges, dtype=int).reshape(-1, 2).T)] = 1
         arrays = (_texts(info.orders), adjacency, _texts(info.tasks), score, length)
@@ -343,23 +340,23 @@ class Store:
         tables = {name: self.table(name) for name in TABLES if name != "evaluation"}
         for name, columns in tables.items():
             content |= with_prefix(name, columns)
-        for name, column in content.items():
-            write_dataset(file, name, column, **SCHEMA[name].attributes)
+        about = {name: SCHEMA[name].attributes for name in content}
         if status != "running":
-            self._fill_measures(file.create_group("measures"), tables["tasks"], score)
+            scale, measures = self._measures(tables["tasks"], score)
+            about["measures"] = {"scale": scale.name, "description": scale.about}
+            for name, one in measures.items():
+                content[f"measures/{name}"] = one.value
+                about[f"measures/{name}"] = {"description": one.about, "dims": list(one.dims)}
+        write_arrays(self.path, content, facts, about=about)
 
-    def _fill_measures(self, group: Any, rows: Columns, score: Array) -> None:
+    def _measures(self, rows: Columns, score: Array) -> tuple[Scale, dict[str, Measure]]:
         """What the evaluations come to, so that nobody has to compute it again."""
         info = self.info
         agents = range(info.first_agent, info.first_agent + info.agents)
         max_steps = tomllib.loads(info.job).get("evaluation", {}).get("max_steps", 0)
         scale = natural_scale(info.tasks, [score], max_steps)
         texts = {name: decoded(column) for name, column in rows.items()}
-        group.attrs.update({"scale": scale.name, "description": scale.about})
-        evaluations = Evaluations(agents, info.tasks, texts, score, scale)
-        for name, measure in evaluations.measures().items():
-            marks: dict[str, Any] = {"description": measure.about, "dims": list(measure.dims)}
-            write_dataset(group, name, measure.value, **marks)
+        return scale, Evaluations(agents, info.tasks, texts, score, scale).measures()
 
     def evaluations(self) -> tuple[Array, Array]:
         """[agent, after_round, task, episode]: return and length of every evaluation episode."""
