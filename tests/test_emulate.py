@@ -160,7 +160,7 @@ def test_a_run_of_emulated_hosts_says_so_everywhere_and_slows_the_slow_ones(
     assert list(agents["speed"]) == [1.0, 0.25, 0.25]
     busy = [_busy_seconds(found, agent) for agent in range(3)]
     assert min(busy[1:]) > 1.7 * busy[0]  # 4 on an idle machine
-    assert "2 agents at 0.25 of full speed" in page(compare([found]))
+    assert "2 nano at 0.25 of full speed" in page(compare([found]))
 
 
 def _busy_seconds(found: Run, agent: int) -> float:

@@ -14,6 +14,7 @@ from canal_mpi.experiments.design import FILE, RANDOM, read
 from canal_mpi.experiments.points import Point, finished_runs
 from canal_mpi.report import report
 from canal_mpi.report.drawing import MUTED, Figure, Section, files_of, styled
+from canal_mpi.report.figures import EVALUATE, mixes
 from canal_mpi.results.compare import (
     Comparison,
     Measured,
@@ -62,7 +63,11 @@ def _collect_sweep(folder: Path, points: Sequence[Point], runs: Mapping[str, Run
 
 
 def _answers(comparison: Comparison) -> Iterator[str]:
-    """What sharing gained, where there is one way to share."""
+    """Which mix of hosts is fastest; what sharing gained, where there is one way to share."""
+    if hosts := mixes(comparison):
+        told = report.answers(comparison)[:2]
+        yield from (f"{it.question} {it.answer}. {it.words}" for it in told)
+        yield from report.unlike(comparison.groups, hosts)
     shares = [group for group in comparison.groups if group.shares]
     if len(shares) == 1 and comparison.baseline is not None:
         yield f"Sharing: {report.Beside(shares[0], comparison.baseline)}."
@@ -177,7 +182,7 @@ def _times(results: Results) -> Iterator[Figure]:
         ("waiting", "Waiting for others", "% of the agents' time", 100),
     ):
         figure = Figure(f"arms-{key}", title, xlabel=label)
-        figure.bars({cell.label: factor * float(cell.costs[key].mean()) for cell in cells})
+        figure.bars({(cell.label, ""): factor * float(cell.costs[key].mean()) for cell in cells})
         yield figure
 
 
@@ -194,6 +199,7 @@ def _games(results: Results) -> Iterator[Figure]:
 def _curves(figure: Figure, cells: Sequence[Cell], cost: str, tasks: slice = slice(None)) -> Figure:
     """One curve per arm over its budgets: score on these tasks against cost."""
     known = [cell for cell in cells if not np.isnan(cell.scores[:, tasks]).any()]
+    figure.needs = EVALUATE * (not known)
     for k, arm in enumerate(dict.fromkeys(cell.arm for cell in known)):
         ours = [cell for cell in known if cell.arm == arm]
         x = np.array([cell.costs[cost].mean() for cell in ours])
@@ -208,6 +214,7 @@ def _curves(figure: Figure, cells: Sequence[Cell], cost: str, tasks: slice = sli
 def _intervals(figure: Figure, values: Mapping[str, Interval], mark: float | None = None) -> Figure:
     """A dot with its interval in each row, and a line that means no difference."""
     known = {name: value for name, value in values.items() if not isnan(value[0])}
+    figure.needs = "" if known else "it needs finished arms with evaluations"
     if mark is not None:
         figure.axes.axvline(mark, color=MUTED, ls=":", lw=0.9)
     figure.intervals(list(known), 100 * np.array(list(known.values())))
@@ -217,7 +224,7 @@ def _intervals(figure: Figure, values: Mapping[str, Interval], mark: float | Non
 def _profile(cells: Sequence[Cell], unit: str) -> Figure:
     known = [cell for cell in cells if not np.isnan(cell.scores).any()]
     words = "How many seeds and games score above each level; higher is better everywhere."
-    figure = Figure("profile", "Performance profile", words)
+    figure = Figure("profile", "Performance profile", words, needs=EVALUATE * (not known))
     levels = np.linspace(0, max((cell.scores.max() for cell in known), default=1), 151)
     for k, cell in enumerate(known):
         band = bootstrap(lambda x: 100 * (x[..., None] > levels).mean(axis=(-3, -2)), cell.scores)

@@ -1,12 +1,13 @@
-"""How figures are drawn with matplotlib: SVG for pages; PDF, SVG and PNG as files.
+"""How figures are drawn with matplotlib: SVG inside a page; PDF, SVG and PNG as files.
 
-A figure is one column of a paper wide and says itself what its lines mean.
+A figure is one column of a paper wide and says itself what its lines mean. Its colours are those of
+LIGHT: inside a page they become CSS variables, so that dark mode and paper have their own.
 """
 
 import io
 import logging
+import re
 import warnings
-from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import isfinite, isnan
@@ -15,14 +16,22 @@ from typing import Any
 
 import matplotlib.style
 import numpy as np
+from markupsafe import Markup
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure as Drawing
 
 from canal_mpi.interfaces import Array
 
 SERIES = ["#0072b2", "#d55e00", "#00855f", "#b4559a", "#a67c00", "#3a9ad0", "#6a4fb3", "#5b6570"]
-MUTED, CARD, GOOD, BAD = "#56606b", "#ffffff", "#087f5b", "#b4451f"
+FG, MUTED, CARD, PLAYED = "#1b1f24", "#56606b", "#ffffff", "#c8ced6"
+GOOD, BAD = "#087f5b", "#b4451f"
+LIGHT = {"fg": FG, "muted": MUTED, "card": CARD, "played": PLAYED, "good": GOOD, "bad": BAD}
+LIGHT |= {"bg": "#f6f7f9", "line": "#d9dee4"} | {f"a{k}": name for k, name in enumerate(SERIES)}
+CSS_NAMES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 DASHES: list[Any] = ["-", (0, (5, 1.5)), (0, (1.5, 1)), (0, (5, 1, 1, 1)), (0, (8, 2, 2, 2))]
 MARKERS = "osv^PXp*"
+GLYPHS = dict(zip(MARKERS, "●■▼▲✚✖⬟★", strict=True))  # the same in a text
 COLUMN = 3.4  # inches: a column of a paper
 FEW = 8  # columns that have room for numbers
 TEMPLATES = Path(__file__).parent / "templates"
@@ -84,12 +93,21 @@ def series_style(k: int, **more: Any) -> dict[str, Any]:
 
 
 class Figure:
-    """A drawing with one pair of axes, a column of a paper wide, its legend above the plot."""
+    """A drawing with one pair of axes, a column of a paper wide.
+
+    `needs` says what would fill a figure that has nothing to show.
+    """
 
     def __init__(
-        self, key: str, title: str, caption: str = "", height: float = 2.2, **names: str
+        self,
+        key: str,
+        title: str,
+        caption: str = "",
+        height: float = 2.2,
+        needs: str = "",
+        **names: str,
     ) -> None:
-        self.key, self.title, self.caption, self._legend = key, title, caption, False
+        self.key, self.title, self.caption, self.needs = key, title, caption, needs
         self._drawing = Drawing((COLUMN, height), layout="constrained")
         self.axes: Any = self._drawing.add_subplot(**names)
         for axis in (self.axes.xaxis, self.axes.yaxis):
@@ -97,10 +115,16 @@ class Figure:
         self.axes.locator_params(axis="x", nbins=6)
 
     @property
-    def empty(self) -> bool:
-        """Whether it has nothing to show."""
-        limits = self.axes.dataLim
-        return not np.isfinite([limits.intervalx, limits.intervaly]).all()
+    def keys(self) -> tuple[tuple[str, str, str], ...]:
+        """Label, glyph and colour of each series: a page has them once for all that share them."""
+        found = []
+        for handle, label in zip(*self.axes.get_legend_handles_labels(), strict=True):
+            bar = isinstance(handle, tuple)
+            colour = to_hex(handle[0].get_facecolor() if bar else handle.get_color())
+            glyph = "■" if bar else GLYPHS.get(handle.get_marker(), "━")
+            glyph = "○" if not bar and handle.get_markerfacecolor() == "none" else glyph
+            found.append((label, glyph, CSS_NAMES.get(colour, colour)))
+        return tuple(found)
 
     def fit(self, axis: str = "y") -> None:
         """Limits with some room; what was never negative begins at zero, its marks unclipped."""
@@ -148,33 +172,56 @@ class Figure:
         self.axes.set_ylim(len(names) - 0.5, -0.5)
         self._drawing.set_figheight(0.6 + height * len(names))
 
-    def bars(self, values: Mapping[str, float]) -> None:
-        """Horizontal bars with their numbers."""
-        drawn = self.axes.barh(range(len(values)), list(values.values()), 0.74, color=SERIES[0])
-        told = ["–" if isnan(x) else short(float(f"{round(x, 3):.3g}")) for x in values.values()]
-        self.axes.bar_label(drawn, told, padding=2, fontsize=7)
+    def bars(self, values: Mapping[tuple[str, str], float], series: Sequence[str] = ("",)) -> None:
+        """Horizontal bars with their numbers; values by row and series."""
+        rows, of = list(dict.fromkeys(row for row, _ in values)), len(series)
+        near: dict[str, Any] = {"xytext": (2, 0), "textcoords": "offset points", "va": "center"}
+        for k, label in enumerate(series):
+            own = {rows.index(row): x for (row, which), x in values.items() if which == label}
+            y = [row + ((k + 0.5) / of - 0.5) * 0.8 for row in own]
+            style = {"color": SERIES[k], "hatch": "////" * k, "edgecolor": CARD, "linewidth": 0}
+            self.axes.barh(y, list(own.values()), 0.74 / of, label=label, **style)
+            for place, value in zip(y, own.values(), strict=True):  # beside names there is no room
+                told = "–" if isnan(value) else short(float(f"{round(value, 3):.3g}"))
+                self.axes.annotate(told, (np.fmax(value, 0), place), fontsize=7, **near)
         self.axes.margins(x=0.16)
         self.axes.grid(False, axis="y")
-        self.name_rows(list(values), 0.2)
+        self.name_rows(rows, 0.2 * of)
 
-    def saved(self, kind: str) -> bytes:
-        """The figure in one of the formats."""
-        held = io.BytesIO()
+    def files(self) -> dict[str, bytes]:
+        """The figure in every format, from now on with its legend above the plot."""
+        found = {}
         with styled():
-            labels = self.axes.get_legend_handles_labels()[1]
-            if labels and not self._legend:
-                columns = max(int(244 / (27 + 4.2 * max(map(len, labels)))), 1)
-                room = 0.15 * -(-len(labels) // columns)
+            if self.keys:
+                longest = max(len(label) for label, *_ in self.keys)
+                columns = max(int(244 / (27 + 4.2 * longest)), 1)
+                room = 0.15 * -(-len(self.keys) // columns)
                 self._drawing.set_figheight(self._drawing.get_figheight() + room)
                 self._drawing.legend(loc="outside upper left", ncols=columns)
-                self._legend = True
-            self._drawing.savefig(held, format=kind, metadata=KINDS[kind])
-        return held.getvalue()
+            for kind, metadata in KINDS.items():
+                held = io.BytesIO()
+                self._drawing.savefig(held, format=kind, metadata=metadata)
+                found[kind] = held.getvalue()
+        return found
 
-    @property
-    def link(self) -> str:
-        """The figure as the address of a picture, for the inside of a page."""
-        return f"data:image/svg+xml;base64,{b64encode(self.saved('svg')).decode()}"
+    def inline(self, prefix: str, words: str) -> Markup:
+        """SVG for the inside of a page: ids of its own, colours by name, no background.
+
+        matplotlib has escaped every word; nothing that is done here makes markup of one.
+        """
+        held = io.StringIO()
+        self._drawing.patch.set_visible(False)
+        with styled():  # savefig would draw everything once more, to no purpose
+            FigureCanvasSVG(self._drawing).print_svg(held, metadata=KINDS["svg"])
+        self._drawing.patch.set_visible(True)
+        text = held.getvalue()
+        text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
+        text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}{self.key}-", text)
+        text = re.sub(r"#[0-9a-f]{6}\b", lambda found: CSS_NAMES.get(found[0], found[0]), text)
+        text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), text)
+        _, box, rest = re.split(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
+        label = Markup('role="img" aria-label="{}"').format(f"{self.title}. {words}")
+        return Markup(f"<svg {box} {label}>{rest}")
 
 
 Section = tuple[str, str, list[Figure]]  # of a page: its title, a line of words, its figures
@@ -183,9 +230,9 @@ Section = tuple[str, str, list[Figure]]  # of a page: its title, a line of words
 def files_of(sections: Sequence[Section], folder: Path, prefix: str = "") -> dict[Path, bytes]:
     """Every figure that has something to show, in every format, by the file that it goes to."""
     return {
-        folder / f"{prefix}{figure.key}.{kind}": figure.saved(kind)
+        folder / f"{prefix}{figure.key}.{kind}": data
         for *_, figures in sections
         for figure in figures
-        if not figure.empty
-        for kind in KINDS
+        if not figure.needs
+        for kind, data in figure.files().items()
     }

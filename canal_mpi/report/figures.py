@@ -1,6 +1,6 @@
-"""The figures of runs."""
+"""The figures of runs; those that have nothing to show say what would fill them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,15 @@ from canal_mpi.interfaces import Array
 from canal_mpi.report import drawing as d
 from canal_mpi.report.drawing import FEW, SERIES, Figure, bounded
 from canal_mpi.results import measures as m
-from canal_mpi.results.compare import Comparison, Group, Measured, busy_seconds
+from canal_mpi.results.compare import (
+    Comparison,
+    Group,
+    Measured,
+    busy_seconds,
+    costs,
+    kind_of,
+    mix,
+)
 from canal_mpi.results.measures import Scale
 from canal_mpi.results.reader import Run
 from canal_mpi.results.store import TIME_PARTS
@@ -17,6 +25,10 @@ from canal_mpi.results.summary import CORE, seconds_by_part
 
 TONES = (*(SERIES[k] for k in (0, 2, 4, 3, 1, 6)), d.MUTED, SERIES[7])
 PARTS = dict(zip((*TIME_PARTS, CORE, "other"), TONES, strict=True))  # what time goes to, coloured
+EVALUATE = "it needs evaluations: --set evaluation.episodes=30"
+KEPT_NEEDS = "it needs scores right after tasks and at the end: --set evaluation.tasks=after"
+TWO_ROUNDS = "it needs at least two rounds"
+TRANSFER_NEEDS = "it needs scores of tasks before they are learnt: --set evaluation.tasks=all"
 
 
 def score_name(scale: Scale) -> str:
@@ -49,6 +61,8 @@ def curve(measured: Measured, i: int) -> Figure:
             mark = {"marker": "D" if table["donors"][k] else "o"}
             size = {"markersize": max(7.5 - row, 4.0), "clip_on": False}
             figure.axes.plot(int(table["round"][k]), last, **style | mark | size)
+    if not np.isfinite(figure.axes.dataLim.intervaly).all():
+        figure.needs = "nobody has learnt it or was evaluated on it yet"
     if measured.scale.name == "HNS":  # random play and, where agents come near, a human
         for name, value in (("random", measured.scale.zero[i]), ("human", measured.scale.one[i])):
             if name == "random" or value <= 1.3 * figure.axes.dataLim.y1:
@@ -93,13 +107,18 @@ def kept_scores(measured: Measured) -> tuple[Array, Array, Array, Array]:
     return changes(np.where(earlier, after, np.nan), measured.P[:, -1, :])
 
 
+def kept_needs(measured: Measured) -> str:
+    """What is missing where no task has both scores."""
+    return KEPT_NEEDS if measured.rounds_done > 1 else TWO_ROUNDS
+
+
 def forgetting(measured: Measured) -> Figure:
     """For each task: the mean score right after it was learnt, and at the end."""
     first, last, sure, tasks = kept_scores(measured)
     words = "Tasks learnt before the last round, means over agents. Green: higher at the end, "
     words += "orange: lower, by more than the standard error; grey: no clear change."
-    name = score_name(measured.scale)
-    figure = Figure("forgetting", "What was kept until the end", words, xlabel=name)
+    needs, name = "" if len(tasks) else kept_needs(measured), score_name(measured.scale)
+    figure = Figure("forgetting", "What was kept until the end", words, needs=needs, xlabel=name)
     for k, (then, now) in enumerate(zip(bounded(first), bounded(last), strict=True)):
         tone, label = (d.MUTED, d.GOOD, d.BAD)[sure[k]], "" if k else "right after"
         figure.axes.plot([then, now], [k, k], color=tone, lw=2.2, alpha=0.6)
@@ -110,12 +129,24 @@ def forgetting(measured: Measured) -> Figure:
     return figure
 
 
+def zero_shot(measured: Measured) -> tuple[str, list[Figure]]:
+    """What learning other tasks did to tasks still to come, in a sentence, or what that needs."""
+    change = measured.measures()["transfer/zero_shot"].single
+    if np.isnan(change):
+        needs = TRANSFER_NEEDS if measured.rounds_done > 1 else TWO_ROUNDS
+        return "", [Figure("transfer", "Zero-shot transfer", needs=needs)]
+    words = "Zero-shot transfer: the mean score on tasks still to come changed by "
+    words += f"{'+' * (change >= 5e-4)}{d.number(change)} ({measured.scale.name}) a round."
+    return words, []
+
+
 def time_bars(run: Run) -> Figure:
     """A bar for every agent: what it spent its time on."""
     parts = seconds_by_part(run["tasks"], run.agents)
     spent = np.array([parts[name] for name in PARTS]).T  # [agent, part]
     words = "Start-up is left out; waiting includes that for run.h5 after a round."
-    figure = Figure("time", "Where the time went", words, xlabel="seconds inside tasks")
+    needs, name = "" if spent.sum() else "no task is finished yet", "seconds inside tasks"
+    figure = Figure("time", "Where the time went", words, needs=needs, xlabel=name)
     starts, rows = np.cumsum(spent, axis=1) - spent, range(len(spent))
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": d.CARD, "fontsize": 7}
     for k, (name, colour) in enumerate(PARTS.items()):
@@ -143,7 +174,7 @@ def progress(comparison: Comparison) -> Iterator[Figure]:
         ("steps", "Score against steps", "steps of all agents"),
         ("time", "Score against time", "seconds, slowest agent, measuring left out"),
     ):
-        figure = Figure(f"progress-{key}", title, words)
+        figure = Figure(f"progress-{key}", title, words, needs=EVALUATE * (not known))
         figure.axes.set(xlabel=label, ylabel="mean score")
         for k in known:
             (steps, scores), group = found[k], comparison.groups[k]
@@ -166,9 +197,9 @@ def _seconds_after(group: Group, rounds: int) -> Array:
 
 def task_scores(comparison: Comparison) -> Figure:
     """For each task: the mean score at the end, of every group, with its 95 % interval."""
-    groups = comparison.groups
+    groups, none = comparison.groups, all(np.isnan(run.final).all() for run in comparison.runs)
     words = "Means over agents and seeds with 95 % intervals, bootstrap over seeds."
-    figure = Figure("scores", "Scores on each task at the end", words)
+    figure = Figure("scores", "Scores on each task at the end", words, needs=EVALUATE * none)
     figure.axes.set_xlabel(score_name(comparison.scale))
     for k, group in enumerate(groups):
         means = np.array([[m.mean(column) for column in run.final.T] for run in group.runs])
@@ -176,3 +207,71 @@ def task_scores(comparison: Comparison) -> Figure:
         figure.intervals(comparison.tasks, found, k, len(groups), group.label)
     figure.spread()
     return figure
+
+
+class Mix:
+    """What runs on one mix of hosts, with one clock, cost and reached: means over those runs."""
+
+    def __init__(self, hosts: str, clock: str, runs: Sequence[Measured]) -> None:
+        waited: dict[str, Array] = {}  # seconds waited for agents, for a core, and in all, by kind
+        for run in (measured.run for measured in runs):
+            tasks, agents, busy = run["tasks"], run["agents"], busy_seconds(run)
+            columns = np.nan_to_num([tasks["wait_seconds"], tasks["core_seconds"], busy])
+            for agent, host in zip(agents["agent"], agents["host"], strict=True):
+                mine = columns[:, tasks["agent"] == agent].sum(axis=1)
+                waited[kind_of(str(host))] = waited.get(kind_of(str(host)), np.zeros(3)) + mine
+        _, core, total = sum(waited.values(), np.zeros(3))
+        spent = [costs(measured.run) for measured in runs]
+        self.hosts, self.clock = hosts, clock  # rounds or free
+        self.runs, self.agents = len(runs), len(runs[0].run.agents)
+        self.wall, self.steps = (m.mean([x[name] for x in spent]) for name in ("seconds", "steps"))
+        # % of its time that each kind of host waits for others, and that all wait for a core
+        self.waits = {kind: float(100 * w / (own or 1)) for kind, (w, _, own) in waited.items()}
+        self.core = float(100 * core / (total or 1))
+        self.cpu = m.mean([measured.run["tasks"]["cpu_seconds"].sum() for measured in runs])
+        self.score = m.mean([measured.final for measured in runs])  # normalised, at the end
+
+    def __str__(self) -> str:
+        """Its hosts and its clock."""
+        return f"{self.hosts}, {self.clock}"
+
+    @property
+    def waits_told(self) -> str:
+        """Which kind of host waits how much."""
+        return ", ".join(f"{kind} {part:.0f} %" for kind, part in self.waits.items())
+
+
+def mixes(comparison: Comparison) -> list[Mix]:
+    """The mixes of hosts of a comparison, by clock; none where all runs had the same hosts."""
+    found: dict[tuple[str, str], list[Measured]] = {}
+    machines = set()
+    for measured in comparison.runs:
+        hosts = [str(host) for host in measured.run["agents"]["host"]]
+        machines.add(frozenset(hosts))
+        clock = str(measured.run.setting("share.exchange", "rounds"))
+        found.setdefault((mix(hosts), clock), []).append(measured)
+    return [Mix(*kind, runs) for kind, runs in found.items()] if len(machines) > 1 else []
+
+
+def mix_bars(found: Sequence[Mix]) -> Iterator[Figure]:
+    """Wall time, waiting, CPU seconds and score of every mix of hosts, by clock."""
+    clocks = sorted({one.clock for one in found}, reverse=True)  # rounds, free
+    waiting = {
+        (f"{kind} of {one.hosts}" if len(one.waits) > 1 else one.hosts, one.clock): part
+        for one in found
+        for kind, part in one.waits.items()
+    }
+    for key, title, label in (
+        ("wall", "Wall time", "seconds, slowest agent, measuring left out"),
+        ("waiting", "Who waits for others", "% of its time, measuring left out"),
+        ("cpu", "CPU time", "CPU seconds of all agents"),
+        ("score", "Score", "mean score at the end"),
+    ):
+        if not found:
+            return
+        values = {(one.hosts, one.clock): getattr(one, key, 0.0) for one in found}
+        values = waiting if key == "waiting" else values
+        none = not np.isfinite(list(values.values())).any()
+        figure = Figure(f"mix-{key}", title, needs=EVALUATE * none, xlabel=label)
+        figure.bars(values, clocks)
+        yield figure

@@ -16,7 +16,8 @@ from canal_mpi import __version__
 from canal_mpi.games import WHOLE_GAME
 from canal_mpi.interfaces import Array, Columns
 from canal_mpi.report import figures
-from canal_mpi.report.drawing import TEMPLATES, Section, files_of, number, styled
+from canal_mpi.report.drawing import LIGHT, TEMPLATES, Section, files_of, number, styled
+from canal_mpi.report.figures import Mix, mixes
 from canal_mpi.results import measures as m
 from canal_mpi.results.compare import (
     Comparison,
@@ -24,6 +25,7 @@ from canal_mpi.results.compare import (
     Measured,
     compare,
     costs,
+    mix,
     percent,
     times,
 )
@@ -56,54 +58,78 @@ class Card:
 
 
 def answers(comparison: Comparison) -> list[Card]:
-    """Did it learn, did sharing help, did it forget, what took time."""
+    """Of mixes of hosts first; did it learn, did sharing help, did it forget, what took time."""
     group = next((g for g in comparison.groups if g.shares), comparison.groups[0])
-    measured = group.runs[0]
+    measured, found = group.runs[0], mixes(comparison)
     cards = [learnt(measured), shared(comparison, group), forgot(measured), spent(measured)]
     if len(comparison.groups) > 1:  # of which one is told
         cards = [replace(card, question=f"{card.question} ({group.label})") for card in cards]
-    return cards
+    return [fastest(found), waiting(found), *cards] if found else cards
 
 
 def learnt(measured: Measured) -> Card:
     """Scores right after each task against random play, or those before any task."""
     run, scale, after = measured.run, measured.scale, measured.learnt
-    before, what = measured.P[:, 0, :], "the score before the first task"
+    before, what, means = measured.P[:, 0, :], "the score before the first task", True
+    cut = np.zeros(len(run.tasks), dtype=bool)
     if scale.name == "HNS":
         before, what = np.zeros_like(after), "random play"
     elif np.isnan(before).all():
-        before, what = _first_episodes(measured), "that of the first episodes"
+        before, cut = _first_episodes(measured)
+        what, means = "that of the first episodes", False
     first, last, sure, tasks = figures.changes(before, after)
-    left_out = len(run.tasks) - len(tasks)
-    rest = f"{count(left_out, 'task')} without two scores to compare." if left_out else ""
+    rest = _not_compared(measured, before, cut)
     if not len(tasks):
         return Card("Did it learn?", "not known yet", rest)
     better, above = int((sure > 0).sum()), int((last > first).sum())
     words = f"Tasks whose mean score over agents, {scored(measured)}, is above {what}"
     words += f"; on {better} by more than its standard error." if len(after) > 1 else "."
-    if scale.name == "HNS":
-        told = (f"{100 * x:.0f} %" for x in (last.mean(), np.median(last)))
-        words += " Mean over tasks (HNS): {}, median {}.".format(*told)
+    if means:
+        part = scale.name == "HNS"
+        values = (first.mean(), last.mean(), np.median(last))
+        told = (f"{100 * x:.0f} %" if part else number(x) for x in values)
+        words += " Mean over tasks ({}): {} → {}, median {}.".format(scale.name, *told)
     played = int(run.setting("evaluation.episodes", 0))
     words += f" {count(played, 'episode')} for each agent and task." if played < 10 else ""
-    words += f" Left out: {rest}" if rest else ""
+    words += f" {rest}" if rest else ""
     tone = "good" if better > len(tasks) / 2 else ""  # a short run that learnt little is no fault
     return Card("Did it learn?", f"better on {above} of {len(tasks)}", words, tone)
 
 
-def _first_episodes(measured: Measured) -> Array:
+def _first_episodes(measured: Measured) -> tuple[Array, Array]:
     """[agent, task]: mean return of all agents' first ten training episodes, nearly random.
 
-    NaN where one of them was longer than evaluations may be: fewer steps tell another score.
+    NaN where [task] one of them was longer than evaluations may be: fewer steps tell another score.
     """
     run, table = measured.run, measured.run["episodes"]
-    returns, cap = np.full(len(run.tasks), nan), run.setting("evaluation.max_steps", WHOLE_GAME)
+    returns, cap = [], run.setting("evaluation.max_steps", WHOLE_GAME)
+    cut = np.zeros(len(run.tasks), dtype=bool)
     for i, task in enumerate(run.tasks):
         here = [(table["agent"] == agent) & (table["task"] == task) for agent in run.agents]
         firsts = [np.flatnonzero(own)[:10] for own in here]
-        if not any((table["length"][rows] > cap).any() for rows in firsts):
-            returns[i] = m.mean([m.mean(table["return"][rows]) for rows in firsts])
-    return np.tile(measured.scale(returns), (len(run.agents), 1))
+        returns.append(m.mean([m.mean(table["return"][rows]) for rows in firsts]))
+        cut[i] = any((table["length"][rows] > cap).any() for rows in firsts)
+    scores = measured.scale(np.where(cut, nan, returns))
+    return np.tile(scores, (len(run.agents), 1)), cut
+
+
+def _not_compared(measured: Measured, before: Array, cut: Array) -> str:
+    """How many tasks have no two scores to compare, and why; `cut`: evaluations were shorter."""
+    run, (seen, known) = measured.run, (~np.isnan(x).all(axis=0) for x in (measured.learnt, before))
+    done, cut = np.isin(run.tasks, run["tasks"]["task"]), seen & ~known & cut
+    if not done.any():
+        return "No task is finished yet."
+    if not int(run.setting("evaluation.episodes", 0)):
+        return "Scores need evaluations: --set evaluation.episodes=30."
+    cap = run.setting("evaluation.max_steps", WHOLE_GAME)
+    why = {
+        f"with evaluations cut after {cap} steps": cut,
+        "without a training episode that ended": seen & ~known & ~cut,
+        "without an evaluation": done & ~seen,
+        "not finished yet": ~done,
+    }
+    told = [f"{count(int(own.sum()), 'task')} {words}" for words, own in why.items() if own.any()]
+    return f"Left out: {', '.join(told)}." if told else ""
 
 
 def shared(comparison: Comparison, group: Group) -> Card:
@@ -173,8 +199,7 @@ def forgot(measured: Measured) -> Card:
     """Scores right after tasks against scores at the end."""
     question, (after, end, sure, tasks) = "Did it forget?", figures.kept_scores(measured)
     if not len(tasks):
-        words = "It takes two rounds, and scores right after tasks and at the end."
-        return Card(question, "not measured", words)
+        return Card(question, "not measured", f"I{figures.kept_needs(measured)[1:]}.")
     first, last = float(after.mean()), float(end.mean())
     change = f"{number(first)} → {number(last)}"
     lower = [measured.run.tasks[i] for i in tasks[sure < 0]]
@@ -200,6 +225,28 @@ def spent(measured: Measured) -> Card:
     return Card(question, told[0], words)
 
 
+def fastest(found: Sequence[Mix]) -> Card:
+    """Which mix of hosts needs the least wall time."""
+    first, *others = sorted(found, key=lambda one: one.wall)
+    told = [f"{one} {one.wall / first.wall:.1f}\u00a0×" for one in others[:6]]
+    words = f"{first.wall:.0f} s for {first.steps:,.0f} steps, score {number(first.score)}. "
+    words += "Time of the others: "
+    return Card("Which mix is fastest?", str(first), f"{words}{'; '.join(told)}.", "good")
+
+
+def waiting(found: Sequence[Mix]) -> Card:
+    """Who waits for whom."""
+    question, most = "Who waits for whom?", max(found, key=lambda one: max(one.waits.values()))
+    who, part = max(most.waits.items(), key=lambda item: item[1])
+    whom = min(most.waits, key=lambda kind: most.waits[kind])
+    whom = "each other" if who == whom else whom
+    often = sorted(found, key=lambda one: -max(one.waits.values()))[:3]
+    told = [f"{one}: {one.waits_told}" for one in often]
+    words = f"Part of its time that a host waits for others, the most: {'; '.join(told)}."
+    answer = f"{who} for {whom}: {part:.0f} %" if part >= 2 else "nobody"
+    return Card(question, answer, words)
+
+
 def missing(measured: Measured) -> Iterator[str]:
     """What a reader should know before reading on."""
     run = measured.run
@@ -208,11 +255,14 @@ def missing(measured: Measured) -> Iterator[str]:
         yield f"The run is not finished (status {run.status or 'unknown'}): {done}."
     if not run.score.size or np.isnan(run.score).all():
         yield "There are no evaluations: scores, forgetting and transfer can't be told."
-    slow = run["agents"]["speed"] < 1  # NaN in older files: not known to be slow
-    if slow.any() or run.setting("emulate"):
-        speeds = ", ".join(f"{speed:g}" for speed in np.unique(run["agents"]["speed"][slow]))
-        held = f", {count(int(slow.sum()), 'agent')} at {speeds} of full speed" if speeds else ""
-        yield f"Hosts were emulated{held}: times are those of the emulation."
+    agents = run["agents"]
+    slow = agents["speed"] < 1  # NaN in older files: not known to be slow
+    speeds = {float(speed): agents["speed"] == speed for speed in agents["speed"][slow]}
+    pairs = [f"{mix(agents['host'][own])} at {speed:g}" for speed, own in speeds.items()]
+    if names := ", ".join(f"{pair} of full speed" for pair in pairs):
+        yield f"Slower devices were emulated ({names}): times are those of the emulation."
+    elif run.setting("emulate"):
+        yield "Hosts were emulated on one machine: times are those of the emulation."
     if (cap := int(run.setting("evaluation.max_steps", WHOLE_GAME))) < WHOLE_GAME:
         yield f"Evaluation episodes were limited to {cap} steps: scores may not be of whole games."
 
@@ -223,10 +273,14 @@ def missing(measured: Measured) -> Iterator[str]:
 @styled()
 def run_pictures(measured: Measured) -> list[Section]:
     """Every figure of one run."""
-    curves = [figures.curve(measured, i) for i in range(len(measured.run.tasks))]
-    others = [figures.forgetting(measured), figures.time_bars(measured.run)]
-    words = CURVES.format(scored(measured))
-    return [("Learning curves", words, curves), ("Forgetting and time", "", others)]
+    run, kept = measured.run, figures.forgetting(measured)
+    words, transfer = figures.zero_shot(measured)
+    title = "Time" if kept.needs else "Forgetting and time"
+    curves = [figures.curve(measured, i) for i in range(len(run.tasks))]
+    return [
+        ("Learning curves", CURVES.format(scored(measured)), curves),
+        (title, words, [kept, figures.time_bars(run), *transfer]),
+    ]
 
 
 @styled()
@@ -235,23 +289,28 @@ def comparison_pictures(comparison: Comparison) -> list[Section]:
     if len(comparison.groups) < 2:
         return []
     beside = [*figures.progress(comparison), figures.task_scores(comparison)]
-    return [("Side by side", "", beside)]
+    mixed = list(figures.mix_bars(mixes(comparison)))
+    return [("Mixes of hosts", "", mixed), ("Side by side", "", beside)]
 
 
 def page(comparison: Comparison) -> str:
     """The report as one HTML text."""
-    runs = comparison.runs
+    runs, hosts = comparison.runs, mixes(comparison)
     several, own = len(runs) > 1, runs if len(runs) <= MOST_RUNS else []
     prefixes = [f"run{k}-" * several for k in range(len(own))]
     names = [group.label for group in comparison.groups]
-    one_or_two = not several or len(names) == 2
+    title = f"{len({one.hosts for one in hosts})} mixes of hosts"
+    if not hosts:
+        one_or_two = not several or len(names) == 2
+        title = " against ".join(names) if one_or_two else f"{len(runs)} runs compared"
     return render(
         "report.html.j2",
-        title=" against ".join(names) if one_or_two else f"{len(runs)} runs compared",
+        title=title,
         comparison=comparison,
         cards=answers(comparison),
-        notes=_notes(comparison),
+        notes=[*unlike(comparison.groups, hosts), *_notes(runs)],
         shown=comparison_pictures(comparison),
+        mixes=sorted(hosts, key=lambda one: one.wall),
         compared=compared(comparison),
         runs=[
             (prefix, one, run_pictures(one), timeline(one.run), list(news(one.run)))
@@ -261,15 +320,25 @@ def page(comparison: Comparison) -> str:
     )
 
 
-def _notes(comparison: Comparison) -> list[str]:
+def unlike(groups: Sequence[Group], found: Sequence[Mix]) -> Iterator[str]:
+    """What keeps runs from being compared by their times alone."""
+    if len(agents := sorted({group.agents for group in groups})) > 1:
+        yield f"Not the same work: runs have {agents[0]} to {agents[-1]} agents."
+    steps = sorted(one.steps for one in found)
+    if found and steps[-1] > 1.1 * steps[0]:
+        told = f"{steps[0]:,.0f} to {steps[-1]:,.0f}"
+        yield f"Not all played as many steps ({told}): agents that find no lesson play themselves."
+    if crowded := [f"{one} {one.core:.0f} %" for one in found if one.core >= 5]:
+        yield f"Agents waited for a core ({', '.join(crowded)}): with more cores they are faster."
+
+
+def _notes(runs: Sequence[Measured]) -> list[str]:
     """What a reader should know; where it holds for some of several runs, for which."""
-    runs, told = comparison.runs, dict[str, list[str]]()
+    told: dict[str, list[str]] = {}
     for measured in runs:
         for words in missing(measured):
             told.setdefault(words, []).append(measured.run.name)
-    agents = sorted({group.agents for group in comparison.groups})
-    unlike = f"Not the same work: runs have {agents[0]} to {agents[-1]} agents."
-    return [unlike] * (len(agents) > 1) + [
+    return [
         words if len(names) == len(runs) else f"{', '.join(names)}: {words}"
         for words, names in told.items()
     ]
@@ -332,7 +401,7 @@ def render(template: str, **context: Any) -> str:
     environment.filters["rows"] = table_rows
     script = (TEMPLATES / "sort.js").read_text()
     digest = b64encode(sha256(script.encode()).digest()).decode()
-    fixed = {"version": __version__, "script": Markup(script), "digest": digest}
+    fixed = {"light": LIGHT, "version": __version__, "script": Markup(script), "digest": digest}
     return environment.get_template(template).render(**fixed, **context)
 
 

@@ -179,8 +179,6 @@ def _groups(runs: list[Measured]) -> list[Group]:
     for one in runs:
         settings = {key: value for key, value in one.run.job.items() if key not in NAMES}
         settings |= {"agents": len(one.run.agents)}
-        if not settings.get("emulate"):
-            settings |= {"hosts": mix(one.run["agents"]["host"].tolist())}
         flat[key := repr(sorted(settings.items()))] = settings
         found.setdefault(key, []).append(one)
     every = {name for own in flat.values() for name in own}
