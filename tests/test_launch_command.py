@@ -132,11 +132,21 @@ def test_ranks_that_hang_are_killed_after_max_time(mpi: str, out: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.mpi
-def test_the_ranks_of_a_killed_launch_save_and_stop_by_themselves(mpi: str, out: Path) -> None:
+def test_a_killed_launch_leaves_no_folder_behind_the_next_one(mpi: str, out: Path) -> None:
+    """The ranks save and stop by themselves; the next start removes the folder they used."""
     process = begun(mpi, out)
+    environments = [Path(f"/proc/{pid}/environ").read_text() for pid in processes_with(str(out))]
+    words = [word for text in environments for word in text.split("\0")]
+    folder = next(Path(w[7:]) for w in words if w.startswith("TMPDIR=/tmp/canal-mpi-"))
     process.kill()
     process.communicate(timeout=90)
-    assert nothing_is_left(out, 60) and status_of(out) == "stopped"
+    assert nothing_is_left(out, 60) and status_of(out) == "stopped" and folder.is_dir()
+    result = run(
+        ["canal-mpi", "launch", "-n", "2", "--", "train", "--resume", str(out), "--max-time", "5s"],
+        mpi,
+    )
+    assert result.code == 75, result.err
+    assert not folder.exists()
 
 
 @pytest.mark.mpi

@@ -91,6 +91,14 @@ SAID = {
     "delta": "delta lets nobody in without a password: ssh-copy-id",
     "epsilon": "ssh does not know the key of epsilon: type `ssh epsilon true`",
     "other": "other has no /env/bin/prted: install",
+    "nano": "nano has no /env/bin/prted: its glibc 2.27 is older than the 2.28",
+    "old": "old has no /env/bin/prted: its Python is 3.6, and canal-mpi needs 3.11",
+    "arm": "arm has no /env/bin/prted: it is armv9, and this machine",
+}
+SURVEYS = {  # what a host without canal-mpi is
+    "nano": "machine=aarch64 glibc=glibc 2.27 python=Python 3.6.9",
+    "old": "machine=x86_64 glibc=glibc 2.31 python=Python 3.6.9",
+    "arm": "machine=armv9 glibc=glibc 2.36 python=Python 3.11.2",
 }
 
 
@@ -99,6 +107,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A program in the place of ssh that ends in its own way for each host."""
     path = tmp_path / "ssh"
     cases = "".join(f'{host}) echo "{words}" >&2; exit 255;;\n' for host, words in SSH.items())
+    cases += "".join(f'{host}) echo "{words}";;\n' for host, words in SURVEYS.items())
     path.write_text(
         '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\n'
         f"case $1 in\n{cases}"

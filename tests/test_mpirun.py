@@ -13,7 +13,14 @@ import pytest
 from canal_mpi.errors import UsageError
 from canal_mpi.launch import mpirun as launcher
 from canal_mpi.launch.hostfile import Host
-from canal_mpi.launch.mpirun import Command, Mpi, build_command, find_mpi, refuse_mpirun
+from canal_mpi.launch.mpirun import (
+    Command,
+    Mpi,
+    build_command,
+    find_mpi,
+    refuse_mpirun,
+    temporary_folder,
+)
 from canal_mpi.launch.supervise import launch
 
 OPEN = Mpi("openmpi", Path("/env/bin/mpirun"))
@@ -223,6 +230,38 @@ os._exit(9)
     assert not Path((tmp_path / "folder").read_text()).exists()
     child = Path("/proc", (tmp_path / "child").read_text(), "stat")
     assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_folders_of_a_killed_launch_are_removed_by_the_next_start() -> None:
+    """Not those that are in use: by a living launch, or by what a killed one has left running."""
+    program = (
+        "import sys, time; from canal_mpi.launch.mpirun import temporary_folder\n"
+        "with temporary_folder() as folder: print(folder, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout is not None
+        folder = owner.stdout.readline().decode().strip()
+        with temporary_folder():
+            assert Path(folder).is_dir()
+        owner.kill()
+    with subprocess.Popen(["sleep", "60"], env={**os.environ, "TMPDIR": folder}) as rank:
+        with temporary_folder():
+            assert Path(folder).is_dir()
+        rank.kill()
+    with temporary_folder() as other:
+        assert not Path(folder).exists() and Path(other).is_dir()
+    assert not Path(other).exists()
+
+
+def test_a_folder_of_the_user_s_own_is_never_taken_for_one_that_was_left(tmp_path: Path) -> None:
+    run = tmp_path / "canal-mpi-examples"  # a name that a temporary folder could have
+    run.mkdir()
+    (run / ".lock").touch()
+    launcher._remove_stale(tmp_path)
+    assert (run / ".lock").exists()
+    (run / ".launch").touch()
+    launcher._remove_stale(tmp_path)
+    assert not run.exists()
 
 
 def test_a_closed_terminal_does_not_stop_a_launch_under_nohup(

@@ -26,6 +26,7 @@ from canal_mpi.experiments.runner import (
     STOPPED,
     Runner,
     command_of,
+    dry_run,
     guess,
     last_error,
     seconds_left,
@@ -254,12 +255,12 @@ def test_of_a_finished_point_of_a_study_only_what_a_report_needs_is_kept(
 
 
 def test_a_point_is_launched_with_its_job_alone_on_its_hosts(tmp_path: Path) -> None:
-    point = replace(a_point("a", 3), servers=2, hostfile="/my.hosts")
+    point = replace(a_point("a", 3), servers=2, hostfile="/my.hosts", network="eth0")
     save(tmp_path, "sweep", [point])
     words = command_of(point, tmp_path, resumes=False)[1:]
-    assert words[:5] == ["launch", "-n", "3", "--hostfile", "/my.hosts"]
-    assert words[5:9] == ["--", "train", "--out", f"{tmp_path}/a"]
-    assert words[9:] == ["--force", "--job", f"{tmp_path}/jobs/a.toml", "--env-servers", "2"]
+    assert words[:6] == ["launch", "-n", "3", "--hostfile", "/my.hosts", "--network"]
+    assert words[6:11] == ["eth0", "--", "train", "--out", f"{tmp_path}/a"]
+    assert words[11:] == ["--force", "--job", f"{tmp_path}/jobs/a.toml", "--env-servers", "2"]
     again = command_of(a_point("a"), tmp_path, resumes=True)[1:]
     assert again == ["launch", "-n", "1", "--", "train", "--resume", f"{tmp_path}/a"]
 
@@ -288,8 +289,8 @@ def test_the_report_of_a_comparison_tells_its_answer_in_a_sentence_and_draws_it_
 def test_compare_runs_the_same_job_without_sharing_and_with_it(tmp_path: Path) -> None:
     command = ["compare", "--dry-run", "--out", str(tmp_path / "new")]
     told = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False).output
-    assert [line.split()[0] for line in told.splitlines()[1:3]] == ["none_seed-1", "exact_seed-1"]
-    assert "0 of 2 points are finished" in told and not (tmp_path / "new").exists()
+    assert [line.split()[0] for line in told.splitlines()[1:3]] == ["none", "exact"]
+    assert "2 points, 0 finished" in told and not (tmp_path / "new").exists()
 
 
 def test_settings_in_which_two_runs_differ_are_named(tmp_path: Path) -> None:
@@ -329,13 +330,14 @@ def test_guesses_count_lessons_crowding_and_slow_devices() -> None:
     assert guess(Point("x", job, 2)) < 0.9 * guess(Point("x", alone, 2))
 
 
-def test_the_table_tells_what_points_took_and_what_the_others_will_take(tmp_path: Path) -> None:
-    """A run of 30 s is finished, with 3 tasks of 10 s each; the others are alike."""
-    job = madeup_point(tmp_path, "a").job
-    lines = table(Runner(tmp_path, [Point(n, job, 2, {"name": n}) for n in ("a", "b")], 2))
-    assert lines[1].split()[:2] == ["a", "finished"]
-    assert lines[2].split() == ["b", "waiting", "about", "30", "s"]
-    assert lines[3].startswith(" 1 of 2 points are finished · about 30 s left")
+def test_a_dry_run_tells_groups_of_seeds_by_what_their_runs_took(tmp_path: Path) -> None:
+    """A run of 30 s is finished; of the second group there is none."""
+    job = madeup_point(tmp_path, "a").job  # 3 tasks of 10 s each
+    found = [Point(n, job, 2, {"arm": n[0], "seed": n}) for n in ("a", "a2", "b1")]
+    lines = dry_run(Runner(tmp_path, found, slots=2), tmp_path)
+    assert [line.split()[:4] for line in lines[1:3]] == [["a", "2", "2", "1"], ["b", "2", "1", "0"]]
+    assert lines[1].endswith("about 30 s") and lines[2].endswith("about 30 s, a guess")
+    assert lines[-1].startswith(" 3 points, 1 finished · with 2 slots about 1 min 0 s to go")
 
 
 # Real ranks

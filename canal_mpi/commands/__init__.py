@@ -64,7 +64,13 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 
 
 max_time = click.option(
-    "--max-time", metavar="TIME", callback=_seconds, help="Save and stop after 90s, 20m, 2h …"
+    "--max-time",
+    metavar="TIME",
+    callback=_seconds,
+    help="Save and stop after so long, as in 90s, 20m, 2h.",
+)
+network = click.option(
+    "--network", metavar="NET", help="How hosts reach each other: 10.0.0.0/24, or eth0."
 )
 job_options = options(
     click.option("--job", "job_file", metavar="NAME|FILE", help="A named job, or your own TOML."),

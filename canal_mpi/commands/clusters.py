@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
-from canal_mpi.commands import PATH, path_option
+from canal_mpi.commands import PATH, network, path_option
 from canal_mpi.errors import UsageError
 
 hostfile = path_option("--hostfile", "FILE", "Hosts and their ranks; of either MPI, or ours.")
-network = click.option("--network", metavar="NET", help="What hosts share: 10.0.0.0/24, or eth0.")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})

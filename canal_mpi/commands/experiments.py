@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from canal_mpi.commands import flags_of, job_options, max_time, options, path_option, typed_options
+from canal_mpi.commands import (
+    flags_of,
+    job_options,
+    max_time,
+    network,
+    options,
+    path_option,
+    typed_options,
+)
 from canal_mpi.errors import RankFailed, Stopped, UsageError, needed_for
 
 if TYPE_CHECKING:
@@ -35,6 +43,8 @@ run_options = options(
 @click.option("--vary", multiple=True, metavar="KEY=LIST", help="Any setting: learn.lr=0.01,0.001.")
 @click.option("--hostfiles", multiple=True, metavar="GLOB", help="Mixes of hosts, one per file.")
 @click.option("--emulate", is_flag=True, help="Play those hosts on this machine, slow ones slowly.")
+@network
+@click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
 @run_options
 def sweep(**given: Any) -> None:
     """Run a job over a grid of seeds and settings.
@@ -164,13 +174,19 @@ def _grid(given: dict[str, Any]) -> "list[Point]":
     """The grid that was asked for."""
     from canal_mpi.config import resolve
     from canal_mpi.experiments import design
+    from canal_mpi.experiments.points import NETWORK
 
     flags, job_file, files = flags_of(given), given["job_file"], given["hostfiles"]
+    network, shared = given["network"] or "", given["shared_disk"]
     if given["emulate"] and not files:
         raise UsageError("--emulate: which hosts? Give --hostfiles 'hostfiles/*.hosts'.")
     if files and given["ranks"]:
         raise UsageError("-n and --hostfiles both say how many agents; give one of them.")
-    axes: list[Axis] = [design.hostfiles(files, given["emulate"])] if files else []
+    if (network or shared) and (given["emulate"] or not files):
+        raise UsageError("--network and --shared-disk go with --hostfiles, without --emulate.")
+    if not NETWORK.fullmatch(network):
+        raise UsageError(f"--network {network}: expected 10.0.0.0/24 or eth0.")
+    axes: list[Axis] = [design.hostfiles(files, given["emulate"], shared)] if files else []
     axes += [design.agents(given["ranks"])] if given["ranks"] else []
     for axis, option in (("topology", "topologies"), ("policy", "policies")):
         values = _words(given[option])
@@ -178,7 +194,7 @@ def _grid(given: dict[str, Any]) -> "list[Point]":
     axes += [design.varied(text) for text in given["vary"]]
     if given["seeds"]:
         axes.append(design.seeds(given["seeds"], resolve(flags, job_file).seed))
-    return design.grid(axes, flags, job_file)
+    return design.grid(axes, flags, job_file, network)
 
 
 def _execute(
@@ -194,11 +210,10 @@ def _execute(
 
     slots, chosen = given.get("slots") or runner.cores(), points if chosen is None else chosen
     work = runner.Runner(folder, chosen, slots, of_study=kind == "study")
-    if not given["dry_run"]:
-        runner.show(work, given.get("max_time") or inf)
-    click.echo("\n".join(runner.table(work)))
     if given["dry_run"]:
-        return
+        return click.echo("\n".join(runner.dry_run(work, folder)))
+    runner.show(work, given.get("max_time") or inf)
+    click.echo("\n".join(runner.table(work)))
     again = f"canal-mpi {kind} --resume {short_path(folder)}"
     if work.stop_reason or work.having(runner.STOPPED):
         done = f"{len(work.having('finished'))} of {len(chosen)} points are finished"

@@ -13,6 +13,7 @@ import numpy as np
 
 from canal_mpi.experiments.design import RANDOM, Study
 from canal_mpi.experiments.points import Point
+from canal_mpi.games import RANDOM_AND_HUMAN
 from canal_mpi.interfaces import Array
 from canal_mpi.results import compare
 from canal_mpi.results import measures as m
@@ -129,6 +130,18 @@ def _taught(run: Run) -> Array:
     return found
 
 
+def scale_of(tasks: Sequence[str], random: Array, baseline: Sequence[Run]) -> Scale:
+    """Human-normalised scores where all tasks have them, else from random play to the baseline."""
+    if all(task in RANDOM_AND_HUMAN for task in tasks):
+        zero, one = np.array([RANDOM_AND_HUMAN[task] for task in tasks]).T
+        return Scale("HNS", "human-normalised: 0 is random play, 1 a human", zero, one)
+    best = np.full(len(tasks), -inf)
+    for table in (run["tasks"] for run in baseline):
+        best = np.fmax(best, [m.mean(table["score"][table["task"] == task]) for task in tasks])
+    about = "0 is random play, 1 the best mean score of a run of the baseline"
+    return Scale("score", about, random, np.where(best > random, best, random + 1))
+
+
 # ── comparisons, on the seeds that all arms have ───────────────────────────────────────────────
 
 
@@ -205,9 +218,8 @@ class Results:
         played = [chance.score[..., k, :].ravel() for k in range(len(self.tasks))]
         self.random = np.array([m.mean(scores) for scores in played])  # [task] game points
         self.random_error = np.array([m.standard_error(scores) for scores in played])
-        self.scale = compare.scale_for(
-            [chance, *(run for group in found.values() for run in group)]
-        )
+        alone = [run for (arm, _), group in found.items() if arm == study.baseline for run in group]
+        self.scale = scale_of(self.tasks, self.random, alone)
         order = [(arm.name, steps) for arm in study.arms.values() for steps in sorted(arm.steps)]
         self.cells = [Cell.of(*cell, found[cell], self.scale) for cell in order if cell in found]
 

@@ -39,7 +39,9 @@ class Choice:
 Axis = tuple[str, Sequence[Choice]]  # something that is varied, by its column in tables
 
 
-def grid(axes: Sequence[Axis], flags: Layer, job_file: str | None = None) -> list[Point]:
+def grid(
+    axes: Sequence[Axis], flags: Layer, job_file: str | None = None, network: str = ""
+) -> list[Point]:
     """Every combination of the axes, the last one varying fastest."""
     count = prod(len(choices) for _, choices in axes)
     if count > MAX_POINTS:
@@ -47,7 +49,7 @@ def grid(axes: Sequence[Axis], flags: Layer, job_file: str | None = None) -> lis
     found = []
     for choices in itertools.product(*(choices for _, choices in axes)):
         layer = dict(flags)
-        facts: dict[str, Any] = {"ranks": DEFAULT_AGENTS}
+        facts: dict[str, Any] = {"ranks": DEFAULT_AGENTS, "network": network}
         for choice in choices:
             layer |= choice.settings
             facts |= choice.facts
@@ -106,25 +108,26 @@ def _label(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def hostfiles(patterns: Sequence[str], emulate: bool) -> Axis:
+def hostfiles(patterns: Sequence[str], emulate: bool, shared_disk: bool = False) -> Axis:
     """Mixes of hosts, one per file; emulated on this machine, or used as they are."""
     paths = [Path(pattern) for pattern in patterns]
     files = [f for p in paths for f in sorted(Path(p.anchor).glob(str(p.relative_to(p.anchor))))]
     if not files:
         raise UsageError(f"--hostfiles {' '.join(patterns)}: there is no such file.")
-    return "hosts", [_mix(file, emulate) for file in files]
+    return "hosts", [_mix(file, emulate, shared_disk) for file in files]
 
 
-def _mix(file: Path, emulate: bool) -> Choice:
-    """Rank 0 writes the results, so the first host must be this one."""
+def _mix(file: Path, emulate: bool, shared_disk: bool) -> Choice:
+    """Rank 0 writes the results, so the first host must be this one, or all share a disk."""
     hosts = read_hosts(file)
     facts: dict[str, Any] = {"ranks": total(hosts), "servers": total(hosts, serving=True)}
     if emulate:
         return Choice(file.stem, {"emulate": emulated(hosts)}, facts)
-    if not is_here(hosts[0].name):
+    if not shared_disk and not is_here(hosts[0].name):
         raise UsageError(
             f"{file}: its first host, {hosts[0].name}, gets the results, but is not this machine: "
-            "give --emulate to play the hosts here, or start the sweep on that host."
+            "give --emulate to play the hosts here, start the sweep on that host, or say "
+            "--shared-disk where --out is on a disk that all of them share."
         )
     return Choice(file.stem, {}, facts | {"hostfile": str(file.absolute())})
 

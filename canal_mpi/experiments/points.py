@@ -5,9 +5,11 @@ jobs; whatever resumes an experiment checks what it reads.
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from canal_mpi.settings import Job, Layer
 INDEX = "experiment.json"
 KINDS = ("sweep", "study")
 ANEW = f"remove {INDEX} and give the whole command again, finished runs are kept"
+NETWORK = re.compile(r"([A-Za-z0-9][A-Za-z0-9.:/_@,-]{0,99})?")
 MAX_POINTS, MAX_INDEX_BYTES = 10_000, 1 << 26
 FINISHED = "finished"
 PLAIN_AXES = {"arm", "hosts", "topology", "policy"}  # whose values need no name before them
@@ -39,11 +42,18 @@ class Point:
     settings: dict[str, str] = field(default_factory=dict)  # axis -> value
     servers: int = 0  # how many of the ranks run environments
     hostfile: str = ""
+    network: str = ""  # by which hosts reach each other
 
     @property
     def agents(self) -> int:
         """How many of the ranks are agents."""
         return self.ranks - self.servers
+
+    @cached_property
+    def group(self) -> str:
+        """The name without the seed: what all seeds of a setting have in common."""
+        rest = {axis: value for axis, value in self.settings.items() if axis != "seed"}
+        return name_of(rest) or self.job.name
 
 
 def name_of(settings: dict[str, str]) -> str:
@@ -143,13 +153,12 @@ def _checking(path: Path) -> Iterator[None]:
 
 
 def _read(folder: Path, entry: dict[str, Any]) -> Point:
-    entry.pop("network", "")  # of folders that older versions began
     point = Point(job=Job(), **entry)
     texts = [point.name, point.hostfile, *point.settings, *point.settings.values()]
     if not NAME.fullmatch(point.name) or not 0 <= point.servers < point.ranks <= MOST_RANKS:
         raise ValueError(f"the point '{point.name[:80]}' with {point.ranks} ranks")
-    if not all(map(str.isprintable, texts)):
-        raise ValueError(f"the settings of '{point.name}'")
+    if not all(map(str.isprintable, texts)) or not NETWORK.fullmatch(point.network):
+        raise ValueError(f"the settings or the network of '{point.name}'")
     path = job_file(folder, point.name)
     with _checking(path):
         return replace(point, job=config.from_toml(path.read_text(encoding="utf-8")))

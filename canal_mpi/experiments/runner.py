@@ -13,6 +13,7 @@ from contextlib import closing, suppress
 from functools import cached_property
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from time import monotonic, sleep
 from typing import Any
 
@@ -21,7 +22,7 @@ from rich.markup import escape
 
 from canal_mpi.errors import CanalError, DamagedData, Stopped
 from canal_mpi.experiments.points import FINISHED, Point, check_same_job, job_file
-from canal_mpi.launch.mpirun import program
+from canal_mpi.launch.mpirun import program, saving_if_killed
 from canal_mpi.launch.supervise import signals_to
 from canal_mpi.rank.plan import Workload, devices, plan_of
 from canal_mpi.results.compare import Measured, costs
@@ -78,13 +79,11 @@ class PointRun:
         self.resumes = any((self.folder / "checkpoints").glob("agent-*/round-*"))
         command = command_of(self.point, self.home, self.resumes)
         command = ["nice", "-n", LOW_PRIORITY, *command] if self.of_study else command
-        if setpriv := shutil.which("setpriv"):  # save and stop if this process is killed
-            command = [setpriv, "--pdeathsig", "USR1", "--", *command]
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.log_offset = log.tell()
             self.process = subprocess.Popen(
-                command,
+                saving_if_killed(command),
                 env={k: v for k, v in os.environ.items() if not k.startswith("CANAL_")},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -116,6 +115,7 @@ def command_of(point: Point, folder: Path, resumes: bool) -> list[str]:
     """What starts the run of a point, or resumes it; only its own job counts."""
     words = [*program(), "launch", "-n", str(point.ranks)]
     words += ["--hostfile", point.hostfile] if point.hostfile else []
+    words += ["--network", point.network] if point.network else []
     words += ["--", "train", "--resume" if resumes else "--out", str(folder / point.name)]
     words += [] if resumes else ["--force", "--job", str(job_file(folder, point.name))]
     return [*words, "--env-servers", str(point.servers)] if point.servers else words
@@ -230,11 +230,11 @@ def show(runner: Runner, limit: float = inf) -> None:
 
 
 def table(runner: Runner) -> list[str]:
-    """One line per point: what a finished one took and scored, about how long others will take."""
+    """One line per point, with steps, time and mean score where it is finished."""
     width = max(5, *(len(run.point.name) for run in runner.runs))
     lines = [f" {'point':<{width}}  {'status':<9}  {'steps':>9}  {'time':<12} score at the end"]
     for run in runner.runs:
-        facts = clean(run.reason)[:60] or f"{'':>9}  about {duration(pace(runner) * run.expected)}"
+        facts = clean(run.reason)[:60]
         if run.status == FINISHED:
             with suppress(CanalError):
                 found = Measured(load(run.folder))
@@ -256,17 +256,39 @@ def summary(runner: Runner) -> str:
 def seconds_left(runner: Runner) -> float:
     """Seconds until all are finished, with as many at once as fit."""
     total = longest = 0.0
+    each = times(runner)
     for run in runner.having(WAITING, RUNNING, STOPPED):
-        seconds = max(pace(runner) * run.expected - run.seconds, 0.0)
+        seconds = max(each[run.point.group] - run.seconds, 0.0)
         part = 1.0 if run.point.hostfile else min(run.point.ranks / runner.slots, 1.0)
         total, longest = total + seconds * part, max(longest, seconds)
     return max(total, longest)
 
 
-def pace(runner: Runner) -> float:
-    """How much longer finished points took than was guessed."""
+def times(runner: Runner) -> dict[str, float]:
+    """Seconds of a run of each group: as its finished ones took, else a guess put right by all."""
     known = [run for run in runner.having(FINISHED) if run.seconds]
-    return sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
+    pace = sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
+    found = {run.point.group: pace * run.expected for run in runner.runs}
+    for group in {run.point.group for run in known}:
+        found[group] = fmean(run.seconds for run in known if run.point.group == group)
+    return found
+
+
+def dry_run(runner: Runner, folder: Path) -> list[str]:
+    """The groups of points that differ only in their seed, with runs and times, as a table."""
+    groups: dict[str, list[PointRun]] = {}
+    for run in runner.runs:
+        groups.setdefault(run.point.group, []).append(run)
+    width, each = max(5, *map(len, groups)), times(runner)
+    lines = [f" {'what':<{width}}  ranks  runs  finished  each"]
+    for name, runs in groups.items():
+        done = sum(run.status == FINISHED for run in runs)
+        facts = f"{runs[0].point.ranks:>5}  {len(runs):>4}  {done:>8}"
+        how = "" if done else ", a guess"
+        lines.append(f" {name:<{width}}  {facts}  about {duration(each[name])}{how}")
+    words = f"{len(runner.runs)} points, {len(runner.having(FINISHED))} finished"
+    left = f"with {runner.slots} slots about {duration(seconds_left(runner))} to go"
+    return [*lines, f" {words} · {left} · {folder}"]
 
 
 def guess(point: Point) -> float:

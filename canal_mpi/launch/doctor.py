@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from math import inf
@@ -53,6 +54,11 @@ COLUMNS = ("machine", *VERSIONS, "games", "device", "cores", *ROOM, "clock")
 MAX_CLOCK_OFFSET = 2.0  # seconds: it shows in the times of logs and files
 AT_ONCE = 8  # hosts that are asked at the same time
 PROCESS_BYTES = 300 << 20  # of a rank before it has a row
+LITTLE_MEMORY = 4.5e9  # bytes of a board that needs swap beside it
+CPU = Path("/sys/devices/system/cpu")
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # another one on every running machine
+SELF_SCALING = ("intel_pstate", "amd-pstate-epp")  # drivers whose `powersave` is fast under load
+FULL_POWER = "`sudo nvpmodel -m 0 && sudo jetson_clocks` on a Jetson, elsewhere see `cpupower`"
 WIDTH = 200  # characters of a line that no terminal shows
 
 
@@ -82,6 +88,9 @@ class HostCheck:
             if free < needed:
                 words = f"{decimal(free)} of {name} free, the job needs up to {decimal(needed)}"
                 yield f"{words}: {remedy}"
+        if self.facts.get("swap") == 0 and self.facts["total memory"] < LITTLE_MEMORY:
+            words = f"no swap beside {decimal(self.facts['total memory'])} of memory"
+            yield f"{words}: sudo fallocate -l 4G /swap && sudo mkswap /swap && sudo swapon /swap"
         if abs(ahead := self.facts.get("clock", 0.0)) > MAX_CLOCK_OFFSET:
             words = f"its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}"
             yield f"{words}: sudo timedatectl set-ntp true, or chrony"
@@ -158,6 +167,8 @@ def check(
             report.hosts = list(pool.map(check_host, hosts))
     for host in report.hosts:
         report.problems += [(host.host, words) for words in host.problems(here.facts)]
+        if limits := host.facts.get("power"):
+            report.notes.append(f"{host.host} is in a low power mode ({limits}): {FULL_POWER}")
         if host.ranks > (cores := host.facts.get("cores", host.ranks)):
             report.notes.append(f"{host.host} has {cores} cores for {host.ranks} ranks")
     report.problems += same_names(report.hosts)
@@ -188,12 +199,14 @@ def same_names(hosts: Sequence[HostCheck]) -> Iterator[tuple[str, str]]:
     first: dict[str, HostCheck] = {}
     for host in hosts:
         name = host.facts.get("host")
-        if name is not None and (before := first.setdefault(name, host)) is not host:
-            yield (
-                host.host,
-                f"it calls itself {name}, and so does {before.host}: sudo hostnamectl set-hostname "
-                f"{host.host} there, or leave it out if both are one machine",
-            )
+        if name is None or (before := first.setdefault(name, host)) is host:
+            continue
+        if host.facts.get("boot") == before.facts.get("boot"):
+            words = f"it is {before.host} under another name"
+            yield host.host, f"{words}: leave it out, and give {before.host} its ranks"
+        else:
+            words = f"it calls itself {name}, and so does {before.host}"
+            yield host.host, f"{words}: sudo hostnamectl set-hostname {host.host}, there"
 
 
 def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any]:
@@ -202,6 +215,7 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
 
     questions: dict[str, Callable[[], Any]] = {
         "host": socket.gethostname,
+        "boot": BOOT.read_text,
         "machine": platform.machine,
         "python": lambda: ".".join(platform.python_version_tuple()[:2]),
         "canal-mpi": lambda: f"{__version__} {code_digest()}",
@@ -210,8 +224,11 @@ def check_here(folder: Path, device: str, games: Sequence[str]) -> dict[str, Any
         "ale-py": lambda: version("ale-py"),
         "games": lambda: _load(games),
         "device": lambda: _device(device),
+        "power": power_limits,
         "cores": lambda: len(os.sched_getaffinity(0)),
         "memory": lambda: int(psutil.virtual_memory().available),
+        "total memory": lambda: int(psutil.virtual_memory().total),
+        "swap": lambda: int(psutil.swap_memory().total),
         "disk": lambda: _disk(folder),
     }
     facts, troubles = dict[str, Any](), {}
@@ -240,6 +257,33 @@ def _device(name: str) -> str:
     from canal_mpi.learn.networks import choose_device
 
     return choose_device(name)
+
+
+def power_limits(cpu: Path = CPU) -> str:
+    """How its power mode slows this host, as far as the kernel tells; empty where it does not."""
+
+    def told(path: Path) -> str:
+        with suppress(OSError):
+            return path.read_text().strip()
+        return ""
+
+    cores, found = sorted(cpu.glob("cpu[0-9]*")), []
+    off = sum(told(core / "online") == "0" for core in cores)
+    if off and told(cpu / "smt" / "control") not in ("off", "forceoff"):
+        found.append(f"{off} of {len(cores)} cores are off")
+    for core in cores:
+        limit, able = (
+            told(core / "cpufreq" / f"{name}_max_freq") for name in ("scaling", "cpuinfo")
+        )
+        if limit and able and int(limit) < int(able):
+            found.append(f"{core.name} runs at {int(limit) // 1000} of {int(able) // 1000} MHz")
+            break
+    governor, driver = (
+        told(cpu / f"cpu0/cpufreq/scaling_{name}") for name in ("governor", "driver")
+    )
+    if governor == "powersave" and driver not in SELF_SCALING:
+        found.append("cpufreq's governor is powersave")
+    return ", ".join(found)
 
 
 def _disk(folder: Path) -> int:

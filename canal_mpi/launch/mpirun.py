@@ -1,5 +1,6 @@
 """mpirun of either MPI: found, given the options that it lacks, started and cleaned up after."""
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -7,14 +8,14 @@ import signal
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distributions
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from threading import Timer
 from time import monotonic, sleep
 from typing import TypeAlias
@@ -30,6 +31,7 @@ ROOT_ALLOWED = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
 OPEN_MPI = {"pml": "ob1", "btl": "self,sm,tcp", "osc": "^ucx", "mpi_yield_when_idle": "1"}
 FORWARDED = ("LD_LIBRARY_PATH", "HDF5_USE_FILE_LOCKING", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
 PREFIXES = ("CANAL_", "PYTHON")
+FOLDER, MARK = "canal-mpi-", ".launch"  # how temporary folders begin, and a file in each of ours
 PATIENCE = 10.0  # seconds for mpirun to end its ranks once it was told to
 GRACE = 2.0  # seconds in which processes of a job that is over end by themselves
 INSTANT = 0.1  # seconds
@@ -201,21 +203,53 @@ def _own_address(network: str) -> str:
     raise UsageError(f"--network {network}: expected a subnet such as 10.0.0.0/24, or eth0.")
 
 
-def temporary_folder() -> TemporaryDirectory[str]:
-    """A folder of one mpirun's own, by which its processes are found, removed in the end.
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """A folder of one mpirun's own, with a short path, removed in the end.
 
     A killed mpirun leaves a folder that is named after its process id; a later one that gets the
-    same id would fail to start. The path goes into a socket's name, which must be short.
+    same id would fail to start. The path goes into a socket's name, which must be short. Folders
+    that a killed process left are removed here.
     """
-    base = "/tmp" if os.access("/tmp", os.W_OK) else None
-    return TemporaryDirectory(prefix="canal-mpi-", dir=base, ignore_cleanup_errors=True)
+    base = Path("/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir())
+    _remove_stale(base)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{FOLDER}", dir=base))
+    lock = os.open(fresh / MARK, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = fresh.rename(base / fresh.name[1:])  # only now may others try whether it is locked
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_stale(base: Path) -> None:
+    """Remove folders whose owner was killed, unless its mpirun or ranks still live.
+
+    A folder of such a name without the mark is a user's own: a run, or a copy of the program.
+    """
+    for path in base.glob(f"{FOLDER}*"):
+        with suppress(OSError):  # no mark, another user's, or gone
+            lock = os.open(path / MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not processes_of(str(path)):
+                    shutil.rmtree(path)
+            finally:
+                os.close(lock)
+
+
+def saving_if_killed(argv: Sequence[str]) -> list[str]:
+    """A command whose ranks save and stop if this process is killed, where setpriv is installed."""
+    setpriv = shutil.which("setpriv")
+    return [*([setpriv, "--pdeathsig", "USR1", "--"] if setpriv else []), *argv]
 
 
 def start_process(command: Command, folder: str) -> Process:
-    """Start a command in a temporary folder; its ranks save and stop if this process is killed."""
-    setpriv = shutil.which("setpriv")
+    """Start a command in a temporary folder."""
     return subprocess.Popen(
-        [*([setpriv, "--pdeathsig", "USR1", "--"] if setpriv else []), *command.argv],
+        saving_if_killed(command.argv),
         env=os.environ | command.env | {"TMPDIR": folder},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

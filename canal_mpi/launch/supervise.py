@@ -7,6 +7,7 @@ programs are missing there, names the host at fault.
 
 import json
 import os
+import platform
 import re
 import shlex
 import signal
@@ -55,22 +56,22 @@ LAUNCHER_LINE = re.compile(
 MAX_LINES = 400  # that are kept
 MAX_BOX = 40  # lines between two borders
 HOPELESS = "execvp error on file"  # MPICH's other ranks would wait for minutes
-NO_NETWORK = re.compile(
-    r"unable to\s+(reach each other|complete a TCP connection)|Unreachable|Launch proxy failed"
-)
-OPEN_FIREWALL = (
+# What mpirun says, and what is then said.
+EXPLANATIONS = {
+    r"not enough slots": "the hosts have fewer slots than ranks are asked for: lower -n, or give "
+    "a host more ranks in the hostfile.",
+    r"unable to\s+(reach each other|complete a TCP connection)|Unreachable|Launch proxy failed": ""
     "mpirun could not connect the hosts: open the firewall between them, or name the network that "
-    "they share with --network 10.0.0.0/24; `canal-mpi doctor --hostfile FILE` checks every host."
-)
+    "they share with --network 10.0.0.0/24; `canal-mpi doctor --hostfile FILE` checks every host.",
+}
 SSH_VARIABLES = ("HYDRA_LAUNCHER_EXEC", "PRTE_MCA_plm_ssh_agent")
 SSH_OPTIONS = ("-oBatchMode=yes", "-oConnectTimeout=15")
 ANSWER_TIME = 30.0  # seconds
 AT_ONCE = 32  # hosts
 NO_SSH = 255  # exit code of ssh itself
-INSTALL_THERE = (
-    "install canal-mpi with the same MPI at the same path on every host (it needs Python 3.11, and "
-    "wheels of MPI need glibc 2.28)"
-)
+OLDEST_LIBC, OLDEST_PYTHON = (2, 28), (3, 11)
+SURVEY = "echo machine=$(uname -m) glibc=$(getconf GNU_LIBC_VERSION) python=$(python3 --version)"
+SURVEYED = re.compile(r"machine=(\S*) glibc=\D*(\d+)\.(\d+)\S* python=\D*(\d+)\.(\d+)")
 # What ssh says of a host, and what is then said: what is wrong and what to do.
 SSH_TROUBLES = {
     "Could not resolve hostname": "host {host} is unknown: check its spelling in the hostfile, or "
@@ -167,7 +168,9 @@ class Supervisor:
         """What is wrong and what to do, as one sentence; empty where the words are unknown."""
         if self.host_trouble:
             return f"{self.host_trouble}."
-        return OPEN_FIREWALL if NO_NETWORK.search("".join(self.lines)) else ""
+        text = "".join(self.lines)
+        found = (words for sign, words in EXPLANATIONS.items() if re.search(sign, text))
+        return next(found, "")
 
     def _read(self, stream: IO[bytes], write: Say) -> None:
         """Pass on what one stream of mpirun says until it closes."""
@@ -301,7 +304,8 @@ def ask_hosts(hosts: Iterable[str], programs: Sequence[str]) -> str:
 
 def _ask(host: str, programs: Sequence[str]) -> str:
     ssh = next(filter(None, map(os.environ.get, SSH_VARIABLES)), "ssh")
-    command = [*shlex.split(ssh), *SSH_OPTIONS, host, shlex.join(["ls", *programs])]
+    question = f"{shlex.join(['ls', *programs])}; {SURVEY}"
+    command = [*shlex.split(ssh), *SSH_OPTIONS, host, question]
     try:
         done = subprocess.run(
             command,
@@ -319,4 +323,26 @@ def _ask(host: str, programs: Sequence[str]) -> str:
         words = next(words for sign, words in SSH_TROUBLES.items() if sign in done.stderr)
         return words.format(host=host, reason=reason)
     missing = [program for program in programs if program not in done.stdout.splitlines()]
-    return f"{host} has no {missing[0]}: {INSTALL_THERE}" if missing else ""
+    return f"{host} has no {missing[0]}: {_remedy(done.stdout)}" if missing else ""
+
+
+def _remedy(told: str) -> str:
+    """How to install canal-mpi on a host that has told what it is."""
+    machine, *numbers = found.groups() if (found := SURVEYED.search(told)) else ("", 9, 9, 9, 9)
+    libc_major, libc_minor, major, minor = map(int, numbers)
+    if (libc_major, libc_minor) < OLDEST_LIBC:
+        return (
+            f"its glibc {libc_major}.{libc_minor} is older than the 2.28 that wheels of MPI need; "
+            "use a container with Debian 12 there, or build MPI"
+        )
+    if (major, minor) < OLDEST_PYTHON:
+        return (
+            f"its Python is {major}.{minor}, and canal-mpi needs 3.11; get one by "
+            "`uv venv --python 3.11`, or a container, then install canal-mpi at the same path"
+        )
+    if machine and machine != platform.machine():
+        return (
+            f"it is {machine}, and this machine {platform.machine()}; install canal-mpi there by "
+            "pip, at the same path: wheels of one don't run on the other"
+        )
+    return "install canal-mpi with the same MPI at the same path on every host"
