@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ class Point:
         """How many of the ranks are agents."""
         return self.ranks - self.servers
 
-    @cached_property
+    @property
     def group(self) -> str:
         """The name without the seed: what all seeds of a setting have in common."""
         rest = {axis: value for axis, value in self.settings.items() if axis != "seed"}

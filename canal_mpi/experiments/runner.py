@@ -43,6 +43,7 @@ class PointRun:
     def __init__(self, point: Point, home: Path, of_study: bool = False) -> None:
         self.point, self.home = point, home
         self.folder, self.log = home / point.name, home / "logs" / f"{point.name}.log"
+        self.group = point.group  # what all seeds of its setting have in common
         self.of_study = of_study  # runs at low priority, and only what a report needs is kept
         self.status, self.reason = WAITING, ""  # why it broke
         self.seconds = self.started = 0.0  # of this start: how long, and since when
@@ -258,7 +259,7 @@ def seconds_left(runner: Runner) -> float:
     total = longest = 0.0
     each = times(runner)
     for run in runner.having(WAITING, RUNNING, STOPPED):
-        seconds = max(each[run.point.group] - run.seconds, 0.0)
+        seconds = max(each[run.group] - run.seconds, 0.0)
         part = 1.0 if run.point.hostfile else min(run.point.ranks / runner.slots, 1.0)
         total, longest = total + seconds * part, max(longest, seconds)
     return max(total, longest)
@@ -268,17 +269,18 @@ def times(runner: Runner) -> dict[str, float]:
     """Seconds of a run of each group: as its finished ones took, else a guess put right by all."""
     known = [run for run in runner.having(FINISHED) if run.seconds]
     pace = sum(r.seconds for r in known) / sum(r.expected for r in known) if known else 1.0
-    found = {run.point.group: pace * run.expected for run in runner.runs}
-    for group in {run.point.group for run in known}:
-        found[group] = fmean(run.seconds for run in known if run.point.group == group)
-    return found
+    taken: dict[str, list[float]] = {}
+    for run in known:
+        taken.setdefault(run.group, []).append(run.seconds)
+    guesses = {run.group: pace * run.expected for run in runner.runs}
+    return guesses | {group: fmean(seconds) for group, seconds in taken.items()}
 
 
 def dry_run(runner: Runner, folder: Path) -> list[str]:
     """The groups of points that differ only in their seed, with runs and times, as a table."""
     groups: dict[str, list[PointRun]] = {}
     for run in runner.runs:
-        groups.setdefault(run.point.group, []).append(run)
+        groups.setdefault(run.group, []).append(run)
     width, each = max(5, *map(len, groups)), times(runner)
     lines = [f" {'what':<{width}}  ranks  runs  finished  each"]
     for name, runs in groups.items():
