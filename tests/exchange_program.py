@@ -12,7 +12,8 @@ from thread_links import known
 
 from canal_mpi.interfaces import Offer, TransferEvent
 from canal_mpi.membuf.wire import decode, encode
-from canal_mpi.topology.exchange import Exchange, ExchangeConfig
+from canal_mpi.settings import ShareConfig
+from canal_mpi.topology.exchange import Exchange
 from canal_mpi.topology.graphs import Edges, edges
 from canal_mpi.topology.transport import MpiTransport
 
@@ -57,7 +58,8 @@ def exchange(name: str, joined: Edges, free: bool) -> None:
     comm = MPI.COMM_WORLD
     agent, size, moved = comm.Get_rank(), comm.Get_size(), list[TransferEvent]()
     transport = MpiTransport(comm, idle, LIMIT)
-    link = Exchange(agent, joined, transport, ExchangeConfig(free), moved.append)
+    share = ShareConfig(exchange="free" if free else "rounds")
+    link = Exchange(agent, joined, transport, share, (), moved.append)
     rng = np.random.default_rng(agent)
     for round_ in range(1, ROUNDS + 1):
         link.begin(round_)

@@ -16,6 +16,7 @@ from thread_links import ThreadLink
 from canal_mpi.interfaces import Offer
 from canal_mpi.membuf.wire import encode
 from canal_mpi.rank.recover import edges_among, merged
+from canal_mpi.settings import ShareConfig
 from canal_mpi.topology.graphs import full, ring
 
 TOLERANT = ["mpirun", "--with-ft", "ulfm", "-np"]
@@ -58,7 +59,7 @@ def test_after_a_death_a_lesson_is_fetched_from_its_new_holder_by_relays() -> No
 
 def test_a_link_that_was_restored_still_knows_its_own_offers() -> None:
     before, after = (ThreadLink.mesh(2, full(2))[0] for _ in range(2))
-    before.config = after.config.__class__(free=True)
+    before.share = ShareConfig(exchange="free")
     before.begin(1)
     before.publish(offer(0, 1), b"rows")
     after.load_state_dict(before.state_dict())

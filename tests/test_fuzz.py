@@ -21,11 +21,10 @@ from canal_mpi.envs import LocalEnvs, make_game
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Columns, Offer, Spaces
 from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.lesson import ROWS, pack, unpack
+from canal_mpi.membuf.lesson import ROWS, pack, pack_offers, unpack, unpack_offers
 from canal_mpi.membuf.wire import BYTE_DELTA, HEADER, RAW, ZSTD, decode, encode
 from canal_mpi.settings import TaskConfig
 from canal_mpi.state import seed_sequence
-from canal_mpi.topology.exchange import pack_offers, unpack_offers
 
 pytestmark = pytest.mark.atari
 TIMES = int(os.environ.get("CANAL_FUZZ", "1"))

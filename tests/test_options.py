@@ -43,7 +43,7 @@ from canal_mpi.rank.build import make_agent, make_link
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.world import World
 from canal_mpi.settings import Job
-from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone
+from canal_mpi.topology.exchange import Exchange, alone
 
 
 def _set_head(dqn: DQN, biases: list[float], target: list[float] | None = None) -> None:
@@ -645,36 +645,36 @@ def _two_agents(**settings: Any) -> tuple[World, Plan]:
     return cast(World, world), plan
 
 
-def _terms(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> ExchangeConfig:
-    """The rules of the exchange that a rank gives to its link."""
+def _made_link(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> Exchange:
+    """The link that a rank makes."""
     fake = SimpleNamespace(MpiTransport=lambda *args, **_: None)  # MPI stays unloaded
     monkeypatch.setitem(sys.modules, "canal_mpi.topology.transport", fake)
     link = make_link(*_two_agents(**settings))(lambda event: None)
     assert isinstance(link, Exchange)
-    return link.config
+    return link
 
 
 @pytest.mark.parametrize(("exchange", "free"), [("rounds", False), ("free", True)])
 def test_the_exchange_is_in_rounds_or_free(
     exchange: str, free: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _terms(monkeypatch, share__exchange=exchange).free == free
+    assert _made_link(monkeypatch, share__exchange=exchange).share.free == free
 
 
 @pytest.mark.parametrize("patience", [0.1, 7.5])
 def test_a_lesson_is_waited_for_as_long_as_asked(
     patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _terms(monkeypatch, share__timeout=patience).timeout == patience
+    assert _made_link(monkeypatch, share__timeout=patience).share.timeout == patience
 
 
 @pytest.mark.parametrize("hold", [1, 3])
 def test_lessons_are_kept_for_others_up_to_a_size(
     hold: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terms = _terms(monkeypatch, share__cache_mb=hold)
-    assert terms.cache_bytes == hold << 20
-    donor, student = ThreadLink.mesh(2, {(0, 1)}, replace(terms, free=True, tasks=()))
+    link = _made_link(monkeypatch, share__cache_mb=hold)
+    assert link.cache_bytes == hold << 20
+    donor, student = ThreadLink.mesh(2, {(0, 1)}, replace(link.share, exchange="free"))
     for round_ in (1, 2, 3):
         donor.begin(round_)
         data = encode({"rows": np.zeros(900_000, dtype=np.uint8)})

@@ -10,9 +10,11 @@ from typing import Any, ParamSpec, TypeVar
 import networkx
 
 from canal_mpi.interfaces import Key, Link, OnTransfer
-from canal_mpi.topology.exchange import IN_ROUNDS, Exchange, ExchangeConfig, Message, Transport
+from canal_mpi.settings import ShareConfig
+from canal_mpi.topology.exchange import Exchange, Message, Transport
 from canal_mpi.topology.graphs import Edges
 
+IN_ROUNDS = ShareConfig()
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -55,8 +57,8 @@ def in_turn(method: Callable[Args, Result]) -> Callable[Args, Result]:
 class ThreadLink(Exchange):
     """The exchange of one of several agents in this process."""
 
-    def __init__(self, agent: int, edges: Edges, threads: Threads, config: ExchangeConfig) -> None:
-        super().__init__(agent, edges, threads, config)
+    def __init__(self, agent: int, edges: Edges, threads: Threads, share: ShareConfig) -> None:
+        super().__init__(agent, edges, threads, share)
         self.threads = threads
 
     begin = in_turn(Exchange.begin)
@@ -69,12 +71,12 @@ class ThreadLink(Exchange):
 
     @classmethod
     def mesh(
-        cls, size: int, edges: Edges, config: ExchangeConfig = IN_ROUNDS
+        cls, size: int, edges: Edges, share: ShareConfig = IN_ROUNDS
     ) -> "Sequence[ThreadLink]":
         """One link per agent, joined to each other."""
         links: list[ThreadLink] = []
         lock = RLock()
-        links += [cls(agent, edges, Threads(links, lock), config) for agent in range(size)]
+        links += [cls(agent, edges, Threads(links, lock), share) for agent in range(size)]
         return links
 
 

@@ -19,7 +19,7 @@ import zstandard
 from canal_mpi.errors import DamagedData
 from canal_mpi.interfaces import Array, Columns
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 MAGIC = b"CANALCOL"
 HEADER = struct.Struct("<8sHIQ32s")  # magic, version, bytes of heads and body, SHA-256 of the body
 HEADS_LIMIT = 1 << 23  # bytes
@@ -28,7 +28,6 @@ NAME = re.compile(r"[A-Za-z0-9_./-]{1,120}")
 RAW, ZSTD, BYTE_DELTA = 0, 1, 2
 MOST_DIMENSIONS = 8
 LEVEL = 5  # of zstd, for rows of bytes
-BLOCK = 1024  # rows that are turned into planes at a time: they fit into a core's cache
 
 
 class _Head(NamedTuple):
@@ -164,7 +163,7 @@ def _plain(data: bytes | memoryview, least: int, most: int) -> bytes:
 
 def pack_bytedelta(rows: Array) -> bytes:
     """Rows of bytes [rows, planes], packed: where each plane changes, and by how much."""
-    changes = _to_planes(rows)
+    changes = rows.T.copy()
     changes[:, 1:] -= changes[:, :-1].copy()
     masks, kept = [], []
     for plane in changes:
@@ -192,17 +191,4 @@ def unpack_bytedelta(data: bytes | memoryview, size: tuple[int, int]) -> Array:
         np.cumsum(plane, dtype=np.uint8, out=plane)
     if at != len(kept):
         raise DamagedData(f"rows come with {len(kept) - at} changes too many")
-    return _to_planes(found)
-
-
-def _to_planes(rows: Array) -> Array:
-    """The transposed array, in memory too."""
-    planes = np.empty(rows.shape[::-1], dtype=np.uint8)
-    tall = len(rows) >= len(planes)
-    for start in range(0, max(rows.shape), BLOCK):
-        some = slice(start, start + BLOCK)
-        if tall:
-            planes[:, some] = rows[some].T
-        else:
-            planes[some] = rows[:, some].T
-    return planes
+    return found.T.copy()

@@ -37,7 +37,7 @@ from canal_mpi.interfaces import (
 )
 from canal_mpi.learn import ALGORITHMS
 from canal_mpi.membuf.buffer import Buffer
-from canal_mpi.membuf.lesson import Lesson, pack, unpack
+from canal_mpi.membuf.lesson import Lesson, pack, pack_offers, unpack, unpack_offers
 from canal_mpi.membuf.rehearsal import Rehearsal
 from canal_mpi.membuf.replay import Replay, Sampler
 from canal_mpi.membuf.selection import POLICIES, play_embedding
@@ -47,7 +47,7 @@ from canal_mpi.results.files import read_arrays, read_finite
 from canal_mpi.settings import Job
 from canal_mpi.state import random_stream, seed_integer, strip_prefix, while_compiling
 from canal_mpi.topology import Tag
-from canal_mpi.topology.exchange import Exchange, ExchangeConfig, alone, pack_offers, unpack_offers
+from canal_mpi.topology.exchange import Exchange, alone
 
 if TYPE_CHECKING:
     from canal_mpi.topology.transport import MpiPort
@@ -185,10 +185,9 @@ def make_link(world: World, plan: Plan) -> Callable[[OnTransfer], Link]:
         return partial(alone, agent=world.agent)
     from canal_mpi.topology.transport import MpiTransport
 
-    config = ExchangeConfig(share.free, share.timeout, share.cache_mb << 20, plan.job.tasks)
     limit, idle = (share.max_message_mb << 20) + HEADS, world.heartbeat.idle
     transport = MpiTransport(comm, idle, limit)
-    return partial(Exchange, world.agent, set(plan.edges), transport, config)
+    return partial(Exchange, world.agent, set(plan.edges), transport, share, plan.job.tasks)
 
 
 def should_compress(world: World, plan: Plan) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from canal_mpi.errors import RankFailed, UsageError
 from canal_mpi.interfaces import Columns, Key, Offer, Progress
 from canal_mpi.launcher import Launcher
+from canal_mpi.membuf.lesson import pack_offers, unpack_offers
 from canal_mpi.membuf.wire import decode, encode
 from canal_mpi.rank.plan import Plan
 from canal_mpi.rank.shutdown import CommonError
@@ -23,7 +24,7 @@ from canal_mpi.results.progress import number, whole
 from canal_mpi.results.store import ROWS_LIMIT
 from canal_mpi.state import strip_prefix, with_prefix
 from canal_mpi.topology import Tag
-from canal_mpi.topology.exchange import Exchange, pack_offers, unpack_offers
+from canal_mpi.topology.exchange import Exchange
 from canal_mpi.topology.graphs import Edges, edges, scales
 
 FT_SIGN = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm

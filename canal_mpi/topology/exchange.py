@@ -9,7 +9,7 @@ message came; with the free clock it counts, and is passed on, as soon as it is 
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
@@ -26,10 +26,13 @@ from canal_mpi.interfaces import (
     OnTransfer,
     TransferEvent,
 )
-from canal_mpi.membuf.wire import check, decode, encode
-from canal_mpi.state import record_from_columns, record_to_columns, strip_prefix, with_prefix
+from canal_mpi.membuf.lesson import pack_offers, unpack_offers
+from canal_mpi.membuf.wire import check
+from canal_mpi.settings import ShareConfig
+from canal_mpi.state import strip_prefix, with_prefix
 from canal_mpi.topology.graphs import Edges, bfs_parents, out_neighbors
 
+MOST_KNOWN = 1 << 32  # bytes of all offers that an agent knows of
 BROKEN = b"broken"  # stands for a traded message that did not arrive whole: none is a goodbye
 
 
@@ -65,19 +68,6 @@ class Transport:
         """Wait until everything sent has left."""
 
 
-@dataclass(frozen=True)
-class ExchangeConfig:
-    """The rules of the exchange."""
-
-    free: bool = False  # agents never wait for each other's rounds
-    timeout: float = 60.0  # seconds without a byte after which a lesson is given up
-    cache_bytes: int = 1 << 30  # of lessons that are kept for others
-    tasks: Collection[str] = ()  # offers of other tasks are refused; empty: any
-
-
-IN_ROUNDS = ExchangeConfig()
-
-
 @dataclass
 class KnownLesson:
     """What an agent knows of a lesson."""
@@ -96,17 +86,22 @@ def ignore(event: TransferEvent) -> None:
 
 
 class Exchange:
-    """Implements `Link`; `on_transfer` is told of everything that crosses an edge, or does not."""
+    """Implements `Link`; `on_transfer` is told of everything that crosses an edge, or does not.
+
+    Offers of other tasks than the job's are refused; without `tasks`, none.
+    """
 
     def __init__(
         self,
         agent: int,
         edges: Edges,
         transport: Transport,
-        config: ExchangeConfig = IN_ROUNDS,
+        share: ShareConfig,
+        tasks: Collection[str] = (),
         on_transfer: OnTransfer = ignore,
     ) -> None:
-        self.agent, self.transport, self.config = agent, transport, config
+        self.agent, self.transport, self.share, self.tasks = agent, transport, share, tasks
+        self.cache_bytes = share.cache_mb << 20
         self.on_transfer = on_transfer
         self.in_neighbors: Sequence[int] = sorted(a for a, b in edges if b == agent)
         self.out_neighbors: Sequence[int] = sorted(b for a, b in edges if a == agent)
@@ -140,7 +135,7 @@ class Exchange:
             self._keep(KnownLesson(offer, self.agent), data)
             self._unsent.append(offer)
         self._send_offers()
-        if not self.config.free:
+        if not self.share.free:
             kind, phase = MessageKind.OFFERS, "the exchange of offers"
             for message in self._await_each(kind, self.in_neighbors, phase):
                 self._take_offers(message)
@@ -173,8 +168,8 @@ class Exchange:
         return [self._result(offer, start, offer.key in came) for offer in wanted]
 
     def _await_lesson(self, one: KnownLesson) -> None:
-        timeout = self.config.timeout
-        limit = timeout if self.config.free else 0.0  # rounds wait: bits must not depend on time
+        timeout = self.share.timeout
+        limit = timeout if self.share.free else 0.0  # rounds wait: bits must not depend on time
         if not self._wait(lambda: not one.asked, one.via, "the exchange of lessons", limit):
             self._fail(one, f"agent {one.via} offered it and did not deliver in {timeout:g} s")
 
@@ -197,7 +192,7 @@ class Exchange:
         kind = MessageKind.SWAPS
         for agent in peers:
             self._send(agent, kind, (self.agent, self.round), data)
-        if self.config.free:
+        if self.share.free:
             self.poll()
             came = [m for agent in peers for m in self._inbox.pop((kind, agent), ())]
             came = [m for m in came if m.round == self.round]
@@ -249,7 +244,7 @@ class Exchange:
             self._serve(message)
         elif message.kind == MessageKind.LESSON:
             self._take_lesson(message)
-        elif self.config.free and message.kind == MessageKind.OFFERS:
+        elif self.share.free and message.kind == MessageKind.OFFERS:
             self._take_offers(message)
             self._send_offers()
         else:
@@ -262,7 +257,7 @@ class Exchange:
             fresh = [offer for offer in offers if agent in self._children.get(offer.donor, ())]
             for offer in fresh:
                 self._log("offer", offer, self.agent, agent, bytes=offer.bytes)
-            if fresh or not self.config.free:
+            if fresh or not self.share.free:
                 self._send(agent, MessageKind.OFFERS, (0, 0), pack_offers(fresh))
 
     def _take_offers(self, message: Message) -> None:
@@ -283,7 +278,7 @@ class Exchange:
     def _check(self, offer: Offer) -> None:
         if offer.donor not in self._near:
             raise DamagedData(f"offer of agent {offer.donor}, to which no edge leads")
-        if self.config.tasks and offer.task not in self.config.tasks:
+        if self.tasks and offer.task not in self.tasks:
             raise DamagedData(f"offer of the task '{offer.task}', which this job does not have")
 
     def _request(self, one: KnownLesson) -> None:
@@ -333,7 +328,7 @@ class Exchange:
         held = [key for key, known in self._lessons.items() if known.data and key[1] > 0]
         held.sort(key=self._is_own)  # stable: the oldest first
         for key in held:  # not those from before this run
-            if sum(len(known.data) for known in self._lessons.values()) <= self.config.cache_bytes:
+            if sum(len(known.data) for known in self._lessons.values()) <= self.cache_bytes:
                 break
             if key not in {one.offer.key, *self._wanted}:
                 self._lessons[key].data = b""
@@ -382,53 +377,4 @@ class Exchange:
 
 def alone(on_transfer: OnTransfer = ignore, agent: int = 0) -> Exchange:
     """The exchange of an agent that shares with nobody."""
-    return Exchange(agent, set(), Transport(), on_transfer=on_transfer)
-
-
-# ── offers on the wire ────────────────────────────────────────────────────────────────────────
-
-OFFERS_LIMIT = 1 << 24  # bytes of a message of offers; embeddings of pixels are large
-MOST_KNOWN = 1 << 32  # bytes of all offers that an agent knows of
-LONGEST_NAME = 64  # bytes of a task
-
-
-def pack_offers(offers: Sequence[Offer]) -> bytes:
-    """Offers as a message: the columns of each under its number."""
-    columns: Columns = {}
-    for number, offer in enumerate(offers):
-        plain = replace(offer, embedding=offer.embedding.astype("<f4"))
-        columns |= with_prefix(str(number), record_to_columns(plain))
-    return encode(columns)
-
-
-def unpack_offers(data: bytes, limit: int = OFFERS_LIMIT) -> list[Offer]:
-    """Checked offers from a message, or DamagedData."""
-    columns = decode(data, limit)
-    numbers = dict.fromkeys(name.partition("/")[0] for name in columns)
-    return [_checked_offer(strip_prefix(number, columns)) for number in numbers]
-
-
-def _kinds(columns: Columns) -> dict[str, tuple[str, int]]:
-    """Type and dimensions of each column; texts may have any length."""
-    types = {name: column.dtype.str for name, column in columns.items()}
-    types |= {name: "S" for name, text in types.items() if text.startswith("|S")}
-    return {name: (types[name], column.ndim) for name, column in columns.items()}
-
-
-OFFER = _kinds(record_to_columns(Offer(0, 1, "task", 0.0, 2, 1)))
-
-
-def _checked_offer(columns: Columns) -> Offer:
-    if _kinds(columns) != OFFER or len(columns["embedding"]) != 1:
-        raise DamagedData(f"offer has the columns {sorted(columns)}")
-    try:
-        offer = record_from_columns(Offer, columns)
-    except UnicodeDecodeError as error:
-        raise DamagedData("offer's task is not UTF-8") from error
-    if len(offer.task.encode()) > LONGEST_NAME:
-        raise DamagedData("offer's task has too long a name")
-    if not np.isfinite(offer.embedding).all():
-        raise DamagedData("offer's embedding is no vector of finite numbers")
-    if offer.rows < 2 or offer.bytes < 1 or offer.round == 0:
-        raise DamagedData("offer of an empty lesson")
-    return offer
+    return Exchange(agent, set(), Transport(), ShareConfig(), on_transfer=on_transfer)
