@@ -5,6 +5,7 @@ import threading
 import time
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -12,8 +13,8 @@ from canal_mpi.config import resolve
 from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.envs.client import HEAD, Channel, Message, RemoteMaker, unpack_step
 from canal_mpi.envs.server import EnvServer, ServerChannel, WorkerEnvs
-from canal_mpi.errors import DamagedData, ProtocolError, RankFailed
-from canal_mpi.interfaces import TERMINATED, TRUNCATED, Env
+from canal_mpi.errors import DamagedData, NotRepeatable, ProtocolError, RankFailed
+from canal_mpi.interfaces import TERMINATED, TRUNCATED, Array, Env
 from canal_mpi.settings import Job
 
 TASK = "CartPole-v1"
@@ -112,6 +113,34 @@ def test_an_error_reaches_the_agent_and_the_environment_can_go_on() -> None:
                 env.recv()
         env.send(np.array([0, 1]))
         assert len(env.recv().reward) == 2
+
+
+class Drifts(gymnasium.Env[Array, np.int64]):
+    """Shows how often it was reset, so that no episode can be played again."""
+
+    observation_space = gymnasium.spaces.Box(0, np.inf, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    resets = 0
+
+    def reset(self, **_: object) -> tuple[Array, dict[str, object]]:
+        self.resets += 1
+        return np.array([self.resets], np.float32), {}
+
+    def step(self, action: np.int64) -> tuple[Array, float, bool, bool, dict[str, object]]:
+        return np.array([self.resets], np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("Drifts-v0", Drifts)
+
+
+def test_an_episode_that_cannot_be_repeated_is_told_as_that_and_begins_anew() -> None:
+    for env in both(job_of(3, "Drifts-v0"), 2):
+        env.reset()
+        with pytest.raises(NotRepeatable, match="the same moves led elsewhere"):
+            env.load_state_dict(env.state_dict())
+        env.reset()
+        env.send(np.array([0, 1, 0]))
+        assert len(env.recv().reward) == 3
 
 
 def test_an_unknown_task_or_environment_is_refused() -> None:

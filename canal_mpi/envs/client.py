@@ -19,6 +19,7 @@ from canal_mpi.envs import empty_step, envs_for
 from canal_mpi.errors import (
     CanalError,
     DamagedData,
+    NotRepeatable,
     ProtocolError,
     RankFailed,
     UsageError,
@@ -31,7 +32,8 @@ from canal_mpi.settings import Job
 HEAD = struct.Struct("<4sB?H")  # magic, request, whether it failed, environment
 MAGIC = b"CENV"
 ORDER = struct.Struct("<64s64siii")  # task, purpose, agent, first game, number of games
-WORDS = 2000  # bytes of an error's text
+WORDS = 2000  # bytes of an error's kind and text
+KINDS = {kind.__name__: kind for kind in (DamagedData, NotRepeatable, ProtocolError, UsageError)}
 LIMIT = 1 << 28  # bytes of a message; only saved environments come near it
 OVER = TERMINATED | TRUNCATED
 Body = bytes | memoryview
@@ -91,21 +93,16 @@ class Message(NamedTuple):
             raise ProtocolError(f"no message for environments: {error}") from error
 
     def failure(self, error: Exception) -> bytes:
-        """The answer to this request that tells of an error: its exit code and its words."""
-        code = error.code if isinstance(error, CanalError) else RankFailed.code
-        words = f"{described(error)}; the env server's log has more"
-        words = str(error) if isinstance(error, CanalError) else words
-        text = words.encode()[:WORDS].decode(errors="ignore").encode()
-        return self._replace(body=struct.pack("<H", code) + text, failed=True).pack()
+        """The answer to this request that tells of an error: its kind and its words."""
+        kind, words = "RankFailed", f"{described(error)}; the env server's log has more"
+        if isinstance(error, CanalError):
+            kind, words = type(error).__name__, str(error)
+        return self._replace(body=f"{kind}\n{words}".encode()[:WORDS], failed=True).pack()
 
     def error(self, where: str) -> CanalError:
         """The error that this answer tells of."""
-        if not 2 <= len(self.body) <= 2 + WORDS:
-            return ProtocolError(f"{where} sent an error of {len(self.body)} bytes")
-        (code,) = struct.unpack_from("<H", self.body)
-        kinds = {kind.code: kind for kind in (UsageError, DamagedData, ProtocolError)}
-        words = bytes(self.body[2:]).decode(errors="replace")
-        return kinds.get(code, RankFailed)(f"{where}: {words}")
+        kind, _, words = bytes(self.body[:WORDS]).decode(errors="replace").partition("\n")
+        return KINDS.get(kind, RankFailed)(f"{where}: {words}")
 
 
 def pack_step(step: Step) -> bytes:
