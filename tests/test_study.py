@@ -293,6 +293,17 @@ def results_of(folder: Path, points: list[Point] | None = None) -> Results:
     return Results(read(folder / FILE), points, finished_runs(folder, points))
 
 
+def test_no_forgetting_is_claimed_where_scores_were_measured_at_the_end_alone(there: Path) -> None:
+    points = load_points(there, "study")
+    runs = finished_runs(there, points)
+    for one in runs.values():
+        one.job["evaluation.tasks"] = "final"
+    results = Results(read(there / FILE), points, runs)
+    assert not any("forgets" in words for words in findings(results))
+    (lost,) = [it for *_, shown in pictures(results) for it in shown if it.key == "forgetting"]
+    assert lost.needs.startswith("it needs a budget among `forgetting`")
+
+
 def test_runs_become_cells_with_scores_and_costs(there: Path) -> None:
     results = results_of(there)
     found = [(c.arm, c.budget, c.seeds) for c in results.cells]

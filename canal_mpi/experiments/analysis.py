@@ -34,7 +34,7 @@ class Cell:
     points: Array  # [seed, agent, task] score at the end in game points
     taught: Array  # [seed, agent, task] whether a lesson alone taught it, without own steps
     costs: Mapping[str, Array]  # [seed] each, as `costs` names them
-    can_forget: bool = True  # whether tasks share any weight
+    forgets: bool = True  # whether tasks share weights, and were also evaluated right after them
 
     @classmethod
     def of(cls, arm: str, budget: int, runs: Sequence[Run], scale: Scale) -> "Cell":
@@ -49,7 +49,8 @@ class Cell:
             np.stack([run.raw[:, run.rounds_done] for run in measured]),
             np.stack([_taught(run) for run in runs]),
             {name: np.array([one[name] for one in spent]) for name in spent[0]},
-            runs[0].setting("learn.heads") != "separate",
+            runs[0].setting("learn.heads") != "separate"
+            and runs[0].setting("evaluation.tasks") != "final",
         )
 
     @property
@@ -234,8 +235,8 @@ class Results:
         return [cell for cell in self.cells if self.study.arms[cell.arm].seeds == whole]
 
     def lost(self, cell: Cell) -> Interval:
-        """What a cell forgot of its score above random play; not where it can't forget."""
-        return cell.forgetting(self.scale(self.random)) if cell.can_forget else UNKNOWN
+        """What a cell forgot of its score above random play; not what is 0 by construction."""
+        return cell.forgetting(self.scale(self.random)) if cell.forgets else UNKNOWN
 
     def pairs(self, other: str) -> list[tuple[Cell, Cell]]:
         """Each cell beside that of another arm at the same budget."""

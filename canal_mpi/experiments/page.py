@@ -164,6 +164,8 @@ def _ablations(results: Results) -> Iterator[Figure]:
     lost = Figure("forgetting", "Forgetting", words, xlabel="% of the score, 95 % interval")
     kept = {cell.label: results.lost(cell) for cell in results.cells}
     yield _intervals(lost, kept, 0)
+    if lost.needs:
+        lost.needs = "it needs a budget among `forgetting` of an arm whose tasks share weights"
     words = f"Difference to {results.study.main} at the same budget, on the seeds that both have."
     label = f"difference of {results.scale.name}, percentage points"
     carries = Figure("ablations", "Other ways to share", words, xlabel=label)
