@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from canal_mpi import config
-from canal_mpi.agent.evaluate import episodes
+from canal_mpi.agent.loop import episodes
 from canal_mpi.envs import common_spaces, env_maker
 from canal_mpi.errors import DamagedData, UsageError, check_name, import_extra
 from canal_mpi.games import human_normalised

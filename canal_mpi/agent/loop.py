@@ -7,19 +7,29 @@ from time import perf_counter
 
 import numpy as np
 
-from canal_mpi.agent.evaluate import episodes
 from canal_mpi.agent.lessons import Sharing
 from canal_mpi.agent.recorder import Recorder
 from canal_mpi.agent.state import TaskProgress, TaskSchedule, agent_state_dict
 from canal_mpi.errors import DamagedData, NotRepeatable, RankFailed, logger
 from canal_mpi.games import win_return_of
-from canal_mpi.interfaces import Array, Batch, Columns, Env, EnvMaker, Learner, Saver
+from canal_mpi.interfaces import (
+    TERMINATED,
+    TRUNCATED,
+    Array,
+    Batch,
+    Columns,
+    Env,
+    EnvMaker,
+    Learner,
+    Saver,
+    Step,
+)
 from canal_mpi.membuf.buffer import Buffer, observations
 from canal_mpi.membuf.lesson import Lesson
 from canal_mpi.membuf.rehearsal import Rehearsal, with_q_values
 from canal_mpi.membuf.replay import Replay
 from canal_mpi.membuf.selection import best_first, hold_out, one_after_another
-from canal_mpi.settings import Job
+from canal_mpi.settings import EvaluationConfig, Job
 from canal_mpi.state import random_stream, with_prefix
 
 HELD_OUT = (0.05, 1000)  # of the teacher's rows: the part that is held out, and the most of it
@@ -424,3 +434,33 @@ class Agent:
     def stream(self, purpose: str) -> np.random.Generator:
         """A random stream of this agent for one purpose of the current task."""
         return random_stream(self.job.seed, self.number, self.task, purpose)
+
+
+def episodes(
+    env: Env,
+    act: Callable[[Array], Array],
+    rng: np.random.Generator,
+    settings: EvaluationConfig,
+    beat: Callable[[], None],
+    seen: Callable[[Array, Step], None] | None = None,
+) -> list[tuple[float, int]]:
+    """Return and length of each greedy episode; now and then an action is drawn from `rng`.
+
+    `seen` is shown every action and what followed.
+    """
+    found = []
+    for _ in range(settings.episodes):
+        obs, total, length, over = env.reset(), 0.0, 0, False
+        while not over and length < settings.max_steps:
+            actions = act(obs)
+            if rng.random() < settings.epsilon:
+                actions[0] = rng.integers(env.spaces.actions)
+            env.send(actions)
+            step = env.recv()
+            if seen is not None:
+                seen(actions, step)
+            obs, total, length = step.start, total + float(step.reward[0]), length + 1
+            over = bool(step.flags[0] & (TERMINATED | TRUNCATED))
+            beat()
+        found.append((total, length))
+    return found

@@ -27,13 +27,7 @@ from canal_mpi.rank.world import World
 from canal_mpi.results.checkpoint import last_saved
 from canal_mpi.results.files import write_whole
 from canal_mpi.results.measures import mean
-from canal_mpi.results.progress import (
-    coloured,
-    duration,
-    progress_lines,
-    remaining,
-    short_path,
-)
+from canal_mpi.results.progress import coloured, duration, progress_lines, remaining, short_path
 from canal_mpi.results.store import Store, decoded
 from canal_mpi.results.summary import Took, compared, count, summary
 from canal_mpi.topology.graphs import warnings
@@ -69,10 +63,6 @@ class Display:
     def _progress(self) -> list[Progress]:
         """Where the agents are; ranks behind them run environments."""
         return self.heartbeat.progress[: len(self.hosts)]
-
-    @property
-    def _living(self) -> list[Progress]:
-        return [p for p in self._progress if p.phase != "died"]
 
     def say(self, text: str) -> None:
         """Lines that stay."""
@@ -133,23 +123,22 @@ class Display:
             self._counted = (now, steps)
 
     def _warn_of_silence(self) -> None:
-        silent = self.heartbeat.silent()
-        for rank, seconds in silent:
-            if rank not in self._warned:
-                phase = self.heartbeat.progress[rank].phase
-                left = max(self.heartbeat.timeout - seconds, 0)
-                self.say(
-                    f"{self.heartbeat.names[rank]} has been silent for {seconds:.0f} s in "
-                    f"{phase}; the job ends in {left:.0f} s unless it answers"
-                )
-        self._warned = {rank for rank, _ in silent}
+        heartbeat, silent = self.heartbeat, dict(self.heartbeat.silent())
+        for rank in sorted(silent.keys() - self._warned):
+            left = max(heartbeat.timeout - silent[rank], 0)
+            self.say(
+                f"{heartbeat.names[rank]} has been silent for {silent[rank]:.0f} s in "
+                f"{heartbeat.progress[rank].phase}; the job ends in {left:.0f} s unless it answers"
+            )
+        self._warned = set(silent)
 
     def _summary(self) -> str:
         parts = [f"{agent}: {_doing(p)}" for agent, p in enumerate(self._progress[:8])]
         more = f" · and {len(self._progress) - 8} more" if len(self._progress) > 8 else ""
         rate = sum(rate or 0 for rate in self._rates)
+        first = min(p.round for p in self._progress if p.phase != "died")
         return (
-            f"round {min(p.round for p in self._living)}/{self.rounds} · {' · '.join(parts)}{more}"
+            f"round {first}/{self.rounds} · {' · '.join(parts)}{more}"
             f"{f' · {rate:.0f} steps/s' if rate >= 1 else ''} · {remaining(self._left())}"
         )
 

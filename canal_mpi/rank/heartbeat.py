@@ -106,16 +106,15 @@ class Heartbeat:
         if self.is_root and now > self.end_by and not self.stop_reason:
             self.stop_reason = "its time is over (--max-time)"
         if self.may_stop and not self.stopping:
-            self.silence = self._too_silent(now)
+            self.silence = self._too_silent()
             self.stopping = bool(self.silence) or (self.is_root and bool(self.stop_reason))
 
-    def _too_silent(self, now: float) -> str:
-        for other, heard in self.heard.items():
-            if now - heard > self.timeout:
-                return (
-                    f"{self.names[other]} has been silent for {now - heard:.0f} s in "
-                    f"{self.progress[other].phase} (timeout {self.timeout:.0f} s)"
-                )
+    def _too_silent(self) -> str:
+        for other, seconds in self.silent(self.timeout):
+            return (
+                f"{self.names[other]} has been silent for {seconds:.0f} s in "
+                f"{self.progress[other].phase} (timeout {self.timeout:.0f} s)"
+            )
         return ""
 
     def idle(self, peer: int, phase: str) -> None:
@@ -127,21 +126,19 @@ class Heartbeat:
     def attend(self, peer: int, phase: str) -> None:
         """Called while this rank waits for its environments: a stop comes after their answer."""
         self.beat(self.mine, peer)
-        if not self.may_stop and (silence := self._too_silent(monotonic())):
+        if not self.may_stop and (silence := self._too_silent()):
             raise ProtocolError(f"{silence} while {self.names[self.rank]} waited in {phase}")
 
     def others_work(self) -> bool:
         """Whether somebody who can be heard may still be saving; only rank 0 hears that."""
-        now = monotonic()
-        return not self.is_root or any(
-            self.progress[peer].phase != "stopped" and now - heard <= self.timeout
-            for peer, heard in self.heard.items()
-        )
+        mute = dict(self.silent(self.timeout))
+        working = [peer for peer in self.heard if self.progress[peer].phase != "stopped"]
+        return not self.is_root or any(peer not in mute for peer in working)
 
-    def silent(self) -> list[tuple[int, float]]:
-        """Ranks that have not been heard for a while, with the seconds."""
+    def silent(self, limit: float = WARN) -> list[tuple[int, float]]:
+        """Ranks that have not been heard for longer than `limit`, with the seconds."""
         now = monotonic()
-        return [(peer, now - heard) for peer, heard in self.heard.items() if now - heard > WARN]
+        return [(peer, now - heard) for peer, heard in self.heard.items() if now - heard > limit]
 
     def _send(self, peer: int, message: bytes) -> None:
         before = self._sent.get(peer)

@@ -60,19 +60,9 @@ def shrink(world: World, faults: Sequence[Fault], hint: str) -> list[Fault]:
 
 
 def _fault(world: World, last: Progress, rank: int) -> Fault:
-    is_agent = rank < world.agents
-    return {
-        "role": f"agent {rank}" if is_agent else "env server",
-        "agent": rank if is_agent else -1,
-        "round": last.round,
-        "task": last.task,
-        "phase": last.phase,
-        "rank": rank,
-        "host": world.hosts[rank],
-        "time": time(),
-        "lost": "",
-        "reported": False,
-    }
+    agent = rank if rank < world.agents else -1
+    facts = {"agent": agent, "rank": rank, "host": world.hosts[rank], "time": time()}
+    return _told(vars(last) | facts) | {"reported": False}
 
 
 def gone_agents(events: Iterable[Mapping[str, Any]]) -> list[Fault]:
@@ -92,7 +82,8 @@ def _told(event: Mapping[str, Any]) -> Fault:
     fault: Fault = {name: whole(event.get(name)) for name in ("agent", "round", "rank")}
     fault |= {name: str(event.get(name, ""))[:200] for name in ("task", "phase", "host", "lost")}
     fault["time"] = number(event.get("time"))
-    return fault | {"role": f"agent {fault['agent']}", "reported": True}
+    role = f"agent {fault['agent']}" if fault["agent"] >= 0 else "env server"
+    return fault | {"role": role, "reported": True}
 
 
 def left_out(agent: int) -> Fault:

@@ -83,7 +83,8 @@ def train_rank(request: Request, shutdown: Shutdown) -> Path:
     world.set_timeout(plan.job.timeout)
     directory = directory or world.run_on_all(lambda: RunDirectory(plan.folder))
     world.run_on_all(lambda: _prepare_folder(world, request, plan, point, directory))
-    log_file = _log_file(world, plan.folder)
+    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.agent}"
+    log_file = plan.folder / "logs" / f"{name}.log"  # on every host, those of its own ranks
     try:
         world.run_on_all(lambda: _open_log(world, log_file, request.verbosity > 0))
         TrainingRun(shutdown, request, plan, point, log_file).run()
@@ -124,12 +125,6 @@ def _leave_nothing(world: World, directory: RunDirectory, log_file: Path) -> Non
         log_file.parent.rmdir()
         if not directory.existed:
             directory.path.rmdir()
-
-
-def _log_file(world: World, folder: Path) -> Path:
-    """On every host, the logs of its own ranks."""
-    name = f"env-server-{world.rank}" if world.is_env_server else f"agent-{world.agent}"
-    return folder / "logs" / f"{name}.log"
 
 
 def _open_log(world: World, path: Path, verbose: bool) -> None:

@@ -30,7 +30,7 @@ from canal_mpi.topology import Tag
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from canal_mpi.topology.transport import PolledComm
+    from canal_mpi.topology.transport import PolledComm, ShrunkComm
 
 
 T = TypeVar("T")
@@ -248,38 +248,37 @@ class World:
 
     def shrink(self) -> None:
         """Go on with the ranks that live; they keep their numbers."""
-        from canal_mpi.topology.transport import shrunk, split
+        from canal_mpi.topology.transport import shrunk
 
         assert self.comm is not None
-        self.keep_alive(self._polled, self.comm, self.agents_comm)
-        self._polled = None
         self.heartbeat.detach()
         self.shrank = True
         with deadline(self.heartbeat.timeout + SLACK):  # a living rank may be silent for so long
-            self.comm = comm = shrunk(self.comm, self.alive, self.agents_comm)
-            self.alive, self.agents_comm = list(comm.numbers), None
-            self.heartbeat.restart(comm, self.alive)
-            self.agents_comm = split(comm, self.agents)
+            self._continue_over(shrunk(self.comm, self.alive, self.agents_comm))
         self.failed = False
 
     def leave_out(self, agents: int, gone: Sequence[int]) -> list[int]:
         """Be a world of so many agents that has lost some: the number that each rank has now."""
         if self.comm is None:
             raise CommonError("to go on without other agents, start mpirun -np 1 canal-mpi …", 2)
-        from canal_mpi.topology.transport import ShrunkComm, split
+        from canal_mpi.topology.transport import ShrunkComm
 
-        self.keep_alive(self._polled, self.comm, self.agents_comm)
         size = self.size - self.agents + agents
         numbers = [number for number in range(size) if number not in gone]
         infos = dict(zip(numbers, self.host_info, strict=True))
         self.host_info = [infos.get(number, self.host_info[0]) for number in range(size)]
         self.rank, self.size, self.agents = numbers[self.rank], size, agents
-        self.comm = comm = ShrunkComm(self.comm, numbers)
-        self.alive, self._polled = numbers, None
         with deadline(START_TIMEOUT):
-            self.agents_comm = split(comm, agents)
-        self.heartbeat.restart(comm, numbers, self._name_ranks())
+            self._continue_over(ShrunkComm(self.comm, numbers), self._name_ranks())
         return numbers
+
+    def _continue_over(self, comm: "ShrunkComm", names: Sequence[str] = ()) -> None:
+        from canal_mpi.topology.transport import split
+
+        self.keep_alive(self._polled, self.comm, self.agents_comm)
+        self.comm, self.alive, self._polled, self.agents_comm = comm, [*comm.numbers], None, None
+        self.heartbeat.restart(comm, self.alive, names)
+        self.agents_comm = split(comm, self.agents)
 
     def all_stopped(self) -> None:
         """Wait until every agent has stopped; what else was on its way is left lying."""
