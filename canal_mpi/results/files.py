@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -372,7 +371,7 @@ def write_arrays(
     columns: Columns,
     attributes: dict[str, Any],
     pack: bool = True,
-    about: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    about: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """A file of named arrays; `about`: attributes of arrays and groups.
 
@@ -393,7 +392,7 @@ def write_arrays(
                 options = {"chunks": chunks, "compression": "gzip", "compression_opts": 1}
                 options["shuffle"] = True
             file.create_dataset(name, data=column, **options)
-        for name, marks in about.items():
+        for name, marks in (about or {}).items():
             file[name].attrs.update(marks)
 
     write_hdf5(path, fill)
