@@ -20,16 +20,8 @@ from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
 
-AS_TYPED = (
-    "job_file",
-    "out",
-    "name",
-    "force",
-    "agent",
-    "resume",
-    "max_time",
-    "ft",
-)  # into a Request
+# Parameters that a Request takes as they were typed.
+AS_TYPED = ("job_file", "out", "name", "force", "agent", "resume", "max_time", "ft")
 NOT_WITH_RESUME = ("job_file", "out", "name", "agent", "emulate")
 COMMANDS = {  # as the help lists them
     "Run": ("train", "launch", "evaluate", "config"),
@@ -138,10 +130,8 @@ def train(ctx: click.Context, /, **options: Any) -> None:
     ignored = [option for name, option in typed.items() if name in NOT_WITH_RESUME]
     if options["resume"] and ignored:
         raise UsageError(f"--resume takes everything from the run: leave out {ignored[0]}.")
-    flags, servers = (
-        commands.flags_of(options),
-        options["env_servers"] or int(options["env_server"]),
-    )
+    flags = commands.flags_of(options)
+    servers = options["env_servers"] or int(options["env_server"])
     if options["emulate"] is not None:
         hosts = read_hosts(Path(options["emulate"]))
         flags["emulate"] = emulated(hosts)

@@ -35,7 +35,6 @@ run_options = options(
 
 
 @click.command()
-@job_options
 @click.option("--seeds", metavar="N|LIST", help="How many seeds, or which: 3, or 4,7,9.")
 @click.option("--topologies", metavar="LIST", help="Topologies, as in full,ring.")
 @click.option("--policies", metavar="LIST", help="Sharing policies, as in none,exact.")
@@ -46,6 +45,7 @@ run_options = options(
 @network
 @click.option("--shared-disk", is_flag=True, help="--out is on a disk that those hosts share.")
 @run_options
+@job_options
 def sweep(**given: Any) -> None:
     """Run a job over a grid of seeds and settings.
 
