@@ -32,10 +32,6 @@ PATTERN = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,253}")
 EXAMPLE = 'hosts.PATTERN.SETTING, as in [hosts."nano-*"] with threads = 4'
 LONGEST_JOB = 1 << 20  # bytes of a job file
 MOST_DOTS = 1000  # in one of its lines: keys of so many parts take minutes to parse
-GONE = {  # settings that saved jobs may still have
-    *("learn.dueling", "learn.max_grad_norm", "learn.per_task_input", "share.relay"),
-    "task.random_action",
-}
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -313,9 +309,8 @@ def _toml_value(value: Any) -> str:
 
 
 def from_toml(text: str) -> Job:
-    """The job that `to_toml` wrote, maybe before some settings existed, or while others did."""
-    found = read_toml(text.encode(), "job").items()
-    return build(_on_top({}, {key: value for key, value in found if key not in GONE}))
+    """The job that `to_toml` wrote, maybe before some settings existed."""
+    return build(_on_top({}, read_toml(text.encode(), "job")))
 
 
 def with_tasks(job: Job, tasks: Sequence[str]) -> Job:

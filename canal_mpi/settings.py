@@ -37,6 +37,7 @@ class TaskConfig:
     frame_skip: int = setting(4, "frames that an action is repeated", 1, 60)
     noop_max: int = setting(30, "most no-ops at the start of an episode", 0, 1000)
     repeat_action_probability: float = setting(0.0, "of the emulator: sticky actions", 0, 1)
+    random_action: float = setting(0.0, "probability that an action is replaced at random", 0, 1)
     frame_stack: int = setting(2, "newest frames that an Atari observation consists of", 1, 16)
     max_steps: int = setting(27000, "agent steps after which an episode is cut", 1)
 
@@ -48,7 +49,7 @@ class TrainConfig:
     steps: int = setting(20000, "agent steps on each task (not emulator frames)", 1, 10**12)
     rounds: int = setting(0, "tasks that each agent learns; 0: all of its order", 0)
     win_return: tuple[str, ...] = setting(
-        (), "mean return of 100 episodes that ends a task, as in Pong=18"
+        (), "mean return of 100 episodes that ends a task, as in Pong=18; known: gymnasium's own"
     )
     num_envs: int = setting(1, "environments that an agent plays at once", 1, 1024)
     speed: float = setting(1.0, "part of full speed that a rank is held to", 0.05, 1)
@@ -82,6 +83,7 @@ class LearnConfig:
     loss: str = setting("huber", "loss of the temporal difference", names=LOSSES)
     n_step: int = setting(3, "rewards that are summed before bootstrapping", 1, 100)
     reward: str = setting("clip", "by its sign, or as it is", names=REWARDS)
+    max_grad_norm: float = setting(0.0, "largest norm of a gradient; 0: unlimited", 0)
     terminal_on_life_loss: bool = setting(True, "a lost life stops bootstrapping")
     input: str = setting(
         "change",
@@ -291,6 +293,7 @@ PRESETS: Mapping[str, Layer] = {
         "learn.loss": "mse",
         "learn.n_step": 1,
         "learn.reward": "none",
+        "learn.max_grad_norm": 0.0,
         "learn.terminal_on_life_loss": False,
         "learn.input": "raw",
         "rehearsal.ratio": 0.0,

@@ -12,7 +12,7 @@ from math import prod
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 from canal_mpi.interfaces import Array, Batch, Columns, Learner, Spaces
 from canal_mpi.settings import Job
@@ -70,6 +70,8 @@ class PlainDQN(Learner):
         loss = (nn.functional.smooth_l1_loss if huber else nn.functional.mse_loss)(q, targets)
         self.adam.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.max_grad_norm:
+            clip_grad_norm_(self.online.parameters(), self.config.max_grad_norm)
         self.adam.param_groups[0]["lr"] = self.config.lr * batch.lr_scale
         self.adam.step()
         self.updates += 1

@@ -186,6 +186,7 @@ def test_the_preset_canal_has_exactly_the_learner_of_the_original() -> None:
         "loss": "mse",
         "n_step": 1,
         "reward": "none",
+        "max_grad_norm": 0.0,
         "terminal_on_life_loss": False,
         "input": "raw",
         "device": "cpu",

@@ -255,6 +255,30 @@ def test_sticky_reaches_the_emulator() -> None:
 
 
 @atari
+def test_random_action_replaces_what_was_asked_for() -> None:
+    always = atari_game("Alien", TaskConfig(noop_max=0, random_action=1.0))
+    never = atari_game("Alien")
+    always.reset(), never.reset()
+    played = []
+    original = always.ale.act
+
+    class Spy:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ale, name)
+
+        def act(self, action: int) -> Any:
+            played.append(action)
+            return original(action)
+
+    ale: Any = always.ale
+    vars(always)["ale"] = Spy()
+    turns = play(always, [0] * 100)
+    assert len(set(played)) > 12
+    assert played[0::4] == played[3::4]  # one draw a step, not one a frame
+    assert not alike(turns, play(never, [0] * 100))
+
+
+@atari
 def test_filming_a_game_changes_nothing_and_shows_its_opening() -> None:
     for task in ["Krull", "Frostbite"]:  # they begin otherwise after the emulator's own reset
         plain, filmed = (atari_game(task, TaskConfig(noop_max=0, max_steps=9)) for _ in range(2))
@@ -349,7 +373,7 @@ def test_a_new_game_goes_on_bit_by_bit() -> None:
 
 @atari
 def test_a_new_game_goes_on_into_the_next_episodes() -> None:
-    config = TaskConfig(max_steps=9, repeat_action_probability=0.2)
+    config = TaskConfig(max_steps=9, random_action=0.2)
     assert goes_on("Krull", config, cuts=2, between=5, after=25)
 
 
@@ -391,7 +415,7 @@ def test_the_step_limit_cuts_gymnasium_too() -> None:
 
 
 def test_gymnasium_plays_the_same_from_the_same_seed() -> None:
-    games = [make_game("CartPole-v1", TaskConfig(), seed(n)) for n in (1, 1, 2)]
+    games = [make_game("CartPole-v1", TaskConfig(random_action=0.3), seed(n)) for n in (1, 1, 2)]
     starts = [game.reset() for game in games]
     one, same, other = (play(game, some_actions(80, 2)) for game in games)
     assert np.array_equal(starts[0], starts[1])
@@ -408,7 +432,7 @@ def test_actions_beyond_the_environments_own_count_again_from_the_first() -> Non
 
 def test_a_gymnasium_episode_goes_on_after_restore() -> None:
     for moves in [[], [1, 0, 1]]:
-        config = TaskConfig()
+        config = TaskConfig(random_action=0.3)
         game = make_game("CartPole-v1", config, seed(1))
         game.reset()
         game.reset()

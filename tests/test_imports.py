@@ -214,7 +214,7 @@ from canal_mpi.topology.exchange import alone
 flags = {"tasks": ["Krull", "Alien"], "train.steps": 40, "learn.learning_starts": 8}
 flags |= {"learn.batch_size": 8}
 flags |= {"evaluation.episodes": 1, "evaluation.max_steps": 20, "rehearsal.ewc_lambda": 1.0}
-flags |= {"rehearsal.ewc_batches": 2}
+flags |= {"learn.max_grad_norm": 0.1, "rehearsal.ewc_batches": 2}
 job = envs.named(config.resolve(flags))
 agent = build.make_agent(job, 0, job.tasks, alone, Rows(), lambda progress: None)
 agent.run()

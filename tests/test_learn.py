@@ -151,6 +151,19 @@ def test_many_updates_stay_with_plain_torch(way: Any, double: bool, layer_norm: 
     assert distance(learner, plain) < 1e-4
 
 
+def test_long_gradients_are_cut_to_their_limit(way: Any) -> None:
+    """Adam forgets the length of one gradient, but not that of several."""
+    config = replace(SMALL, lr=1e-3, max_grad_norm=0.5)
+    learner = learner_of(VECTOR, config, 4)
+    plain, loose = plain_copy(learner), plain_copy(learner)
+    loose.config = replace(config, max_grad_norm=0.0)
+    for seed in range(12):
+        batch = batch_of(VECTOR, seed=seed)
+        loose.update(batch)
+        assert learner.update(batch) == pytest.approx(plain.update(batch), rel=1e-4)
+    assert distance(learner, plain) < 1e-5 < distance(learner, loose)
+
+
 def test_the_kinds_of_update_differ() -> None:
     """Otherwise the tests above would show little."""
     losses = set()
@@ -160,11 +173,11 @@ def test_the_kinds_of_update_differ() -> None:
         {"loss": "mse"},
         {"target_update_interval": 0},
     ]
-    for change in [*changes, {"layer_norm": False}]:
+    for change in [*changes, {"layer_norm": False}, {"max_grad_norm": 0.01}]:
         settings: dict[str, Any] = {"target_update_interval": 2} | change
         learner = learner_of(VECTOR, replace(SMALL, lr=5e-2, **settings), 4)
         losses.add([learner.update(batch_of(VECTOR, seed=seed)) for seed in range(8)][-1])
-    assert len(losses) == 5
+    assert len(losses) == 6
 
 
 def test_rows_that_end_do_not_bootstrap() -> None:

@@ -178,6 +178,16 @@ def test_batches_of_old_tasks_are_distilled() -> None:
     assert {batch.distill for batch in run.batches if batch.stored_q is None} == {0.0}
 
 
+def test_grad_clip_bounds_the_whole_gradient() -> None:
+    norms = {}
+    for clip in (0.0, 0.5):
+        dqn = small_dqn(small_job(learn__max_grad_norm=clip, learn__loss="mse"))
+        dqn.update(random_batch(0, scale=100.0))
+        norms[clip] = float(np.linalg.norm(np.concatenate([p.grad for p in dqn.blocks.values()])))
+    assert norms[0.0] > 5
+    assert norms[0.5] == pytest.approx(0.5, rel=1e-4)
+
+
 @pytest.mark.parametrize(
     ("reward", "seen"),
     [("clip", {-1.0, 0.0, 1.0}), ("none", {-3.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0})],

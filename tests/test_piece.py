@@ -82,6 +82,7 @@ def test_both_kinds_of_piece_do_the_same() -> None:
         piece.add_penalty(3.3)
     np.testing.assert_array_equal(one.params, array_of(two.params))
     np.testing.assert_array_equal(one.grad, array_of(two.grad))
+    assert one.grad_norm() == pytest.approx(two.grad_norm(), rel=1e-5)
     assert one.target_params.tolist() == two.target_params.tolist() != one.params.tolist()
 
 

@@ -101,7 +101,7 @@ def cut_and_compare(
 
 
 def test_play_on_walks_can_be_cut_anywhere() -> None:
-    job = small_job(evaluation__interval=10, evaluation__tasks="all")
+    job = small_job(evaluation__interval=10, evaluation__tasks="all", task__random_action=0.2)
     cuts = cut_and_compare(job, (RIGHT, LEFT), lambda: None, every=2)
     assert len(cuts.kept) == 1 + 40 + 1
 
@@ -268,6 +268,7 @@ def test_twenty_random_cuts_of_a_real_game_go_on_the_same(game: str) -> None:
         tasks=[game],
         train__steps=400,
         task__repeat_action_probability=0.25,
+        task__random_action=0.1,
         evaluation__episodes=0,
         learn__batch_size=4,
     )

@@ -130,7 +130,7 @@ class Drifts(gymnasium.Env[Array, np.int64]):
         return np.array([self.resets], np.float32), 0.0, False, False, {}
 
 
-gymnasium.register("Drifts-v0", Drifts)
+gymnasium.register("Drifts-v0", lambda **_: Drifts())
 
 
 def test_an_episode_that_cannot_be_repeated_is_told_as_that_and_begins_anew() -> None:

@@ -58,19 +58,26 @@ def test_99_episodes_are_not_enough() -> None:
     assert not agent.record.has_won(2.1)
 
 
+def test_what_gymnasium_knows_is_written_into_the_job() -> None:
+    flags = {"tasks": ["CartPole-v1", "Pong", RIGHT], "train.win_return": "known,ALE/Pong-v5=18"}
+    job = envs.named(resolve(flags, environ={}))
+    assert job.train.win_return == ("CartPole-v1=475.0", "Pong=18")
+    assert win_return_of(job.train.win_return, "CartPole-v1") == 475
+    assert win_return_of(job.train.win_return, RIGHT) == np.inf
+
+
 def test_wins_that_mean_nothing_are_refused() -> None:
     for win, words in [
-        ("475", "found '475'; expected task=return"),
-        ("Alien=3", "found 'Alien=3'; expected task=return"),
+        ("475", "found '475'; expected known, or task=return"),
+        ("Alien=3", "found 'Alien=3'; expected known"),
         ("CartPole-v1=much", "'CartPole-v1=much': expected a number"),
     ]:
         flags = {"tasks": "CartPole-v1", "train.win_return": win}
         with pytest.raises(UsageError, match=words):
             envs.named(resolve(flags, environ={}))
-    flags = {"tasks": "CartPole-v1,Pong", "train.win_return": "ALE/Pong-v5=18"}
-    job = envs.named(resolve(flags, environ={}))
-    assert win_return_of(job.train.win_return, "Pong") == 18
-    assert win_return_of(job.train.win_return, "CartPole-v1") == np.inf
+    flags = {"tasks": "Pong,Krull", "train.win_return": "known"}
+    with pytest.raises(UsageError, match="gymnasium knows none of Pong, Krull; expected numbers"):
+        envs.named(resolve(flags, environ={}))
 
 
 def test_agents_start_from_the_learners_of_another_run(tmp_path: Path) -> None:

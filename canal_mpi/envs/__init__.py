@@ -66,20 +66,33 @@ def canonical(name: str) -> str:
 def named(job: Job) -> Job:
     """The job with every task under its one name, and its win returns; refuses unknown tasks."""
     job = with_tasks(job, [canonical(task) for task in job.tasks])
-    return replace(job, train=replace(job.train, win_return=tuple(_win_returns(job))))
+    wins = tuple(_win_returns(job))
+    if job.train.win_return and not wins:
+        names = ", ".join(job.tasks)
+        raise UsageError(
+            f"train.win_return: found 'known', and gymnasium knows none of {names}; "
+            f"expected numbers, as in {job.tasks[0]}=18."
+        )
+    return replace(job, train=replace(job.train, win_return=wins))
 
 
 def _win_returns(job: Job) -> Iterator[str]:
-    """Every `task=return`, under the task's one name."""
+    """Every `task=return`; `known` stands for those that gymnasium's registry has."""
     for win in job.train.win_return:
-        task, equals, number = win.rpartition("=")
-        if not equals or canonical(task) not in job.tasks:
+        task, equals, _ = win.rpartition("=")
+        if win == "known":
+            others = [task for task in job.tasks if task not in atari_games()]
+            limits = {task: gymnasium.spec(task).reward_threshold for task in others}
+            yield from (f"{task}={limit}" for task, limit in limits.items() if limit is not None)
+        elif not equals or canonical(task) not in job.tasks:
+            known = ", ".join(job.tasks)
             raise UsageError(
-                f"train.win_return: found '{win}'; expected task=return with one of the job's "
-                f"tasks: {', '.join(job.tasks)}."
+                f"train.win_return: found '{win}'; expected known, or task=return with one of the "
+                f"job's tasks: {known}."
             )
-        win_return_of([win], task)
-        yield f"{canonical(task)}={number}"
+        else:
+            win_return_of([win], task)
+            yield f"{canonical(task)}={win.rpartition('=')[2]}"
 
 
 class Game(Protocol):

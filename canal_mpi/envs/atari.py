@@ -120,6 +120,8 @@ class AtariGame:
     def step(self, action: int) -> tuple[Array, float, int]:
         """Repeat the action for `frame_skip` frames; the observation, the reward, the flags."""
         config, reward = self.config, 0.0
+        if config.random_action and self.rng.random() < config.random_action:
+            action = int(self.rng.integers(len(self.actions)))
         chosen = self.actions[action % len(self.actions)]  # Skiing has fewer than 18
         for frame in range(config.frame_skip):
             reward += self._act(chosen)

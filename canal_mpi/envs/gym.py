@@ -123,6 +123,8 @@ class GymGame:
     def step(self, action: int) -> tuple[Array, float, int]:
         """One step; actions beyond the environment's own count again from the first."""
         action = action % self.spaces.actions
+        if self.config.random_action and self.rng.random() < self.config.random_action:
+            action = int(self.rng.integers(self.spaces.actions))
         obs, reward, terminated, truncated, _ = self.env.step(self._first + action)
         self._played.append(action)
         cut = truncated or len(self._played) >= self.config.max_steps

@@ -8,6 +8,7 @@ own, with `separate` a whole network.
 """
 
 from collections.abc import Callable
+from math import hypot
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -85,6 +86,11 @@ class DQN(Learner):
         if self.rehearsal.ewc_lambda:
             for block in blocks:
                 block.add_penalty(self.rehearsal.ewc_lambda)
+        if self.config.max_grad_norm:
+            norm = hypot(*(block.grad_norm() for block in blocks))
+            if norm > self.config.max_grad_norm:
+                for block in blocks:
+                    block.grad *= self.config.max_grad_norm / norm
         for block in blocks:
             block.adam_step(self.config.lr * batch.lr_scale)
         self.updates += 1

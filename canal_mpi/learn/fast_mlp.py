@@ -284,6 +284,10 @@ class ParamBlock:
         self.step += 1
         adam_step(self.params, self.grad, self.exp_avg, self.exp_avg_sq, self.step, lr)
 
+    def grad_norm(self) -> float:
+        """The length of the gradient."""
+        return sqrt(float((self.grad * self.grad).sum()))
+
     def consolidate(self, squares: Vector, count: int, alpha: float) -> None:
         """F ← α·F + (1 − α)·F_new, the mean of `count` squared gradients; hold the parameters."""
         old = 0.0 if self.fisher is None else self.fisher
