@@ -12,6 +12,7 @@ from measuring import Figure, report
 from canal_mpi.interfaces import Offer
 from canal_mpi.membuf.wire import encode
 from canal_mpi.rank.world import World
+from canal_mpi.settings import ShareConfig
 from canal_mpi.topology import graphs
 from canal_mpi.topology.exchange import Exchange
 
@@ -26,7 +27,9 @@ def measure(world, name, size):
     from canal_mpi.topology.transport import MpiTransport
 
     edges = graphs.edges(name, world.size)
-    link = Exchange(world.rank, edges, MpiTransport(world.comm, world.heartbeat.idle, LIMIT))
+    link = Exchange(
+        world.rank, edges, MpiTransport(world.comm, world.heartbeat.idle, LIMIT), ShareConfig()
+    )
     world.heartbeat.attach(poll=link.poll, on_beat=lambda: None)
     data = encode({"rows": np.zeros(size, dtype=np.uint8)})
     waits, speeds, done = [], [], set()
