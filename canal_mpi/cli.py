@@ -19,6 +19,7 @@ from canal_mpi.errors import CanalError, StorageError, UsageError
 from canal_mpi.launcher import detect
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before numpy and torch: one thread per rank
+os.environ.setdefault("NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING", "1")  # it ends with an ESC[0m
 
 # Parameters that a Request takes as they were typed.
 AS_TYPED = ("job_file", "out", "name", "force", "agent", "resume", "max_time", "ft")

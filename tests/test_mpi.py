@@ -105,6 +105,7 @@ def test_one_seed_gives_the_same_bits_under_both_mpis_and_another_seed_others(
     for mpi in ("openmpi", "mpich"):
         result = mpirun(2, *job, str(tmp_path / mpi), mpi=mpi)
         assert result.code == 0, result.err
+        assert result.out == "", "-q says nothing, not even an escape sequence of a library"
     runs = [trained, tmp_path / "openmpi", tmp_path / "mpich", trained_with_seed_2]
     found = [columns(folder / "run.h5") for folder in runs]
     assert differences(found[0], found[1]) == differences(found[0], found[2]) == []
